@@ -6,7 +6,6 @@
 
 #include "formats/base/parallel.h"
 #include "libindex/order.h"
-#include "libruntime/select/descend.h"
 
 namespace sqz {
 namespace {

@@ -8,10 +8,31 @@ namespace {
 // Keys between two softmax steps of the stream path: many, because the processor's prefetchers
 // start anew whenever reading changes from keys to values and back.
 constexpr int64_t kStreamKeys = CodedProducts::kStreamKeys;
-constexpr int64_t kAhead = CodedProducts::kAhead;
-constexpr int64_t kTileKeys =
-    CodedProducts::kTileKeys;  // keys of a tile: with 64 rows, all buffers fit in L2
+constexpr int64_t kTileKeys = CodedProducts::kTileKeys;  // with 64 rows, all buffers fit in L2
 constexpr int64_t kMostKeys = std::max(kStreamKeys, kTileKeys);
+
+// f(T*) with T the element type.
+template <class Function>
+auto with_elements(DType dtype, const Function& f) {
+  switch (dtype) {
+    case DType::kBF16:
+      return f(static_cast<BFloat16*>(nullptr));
+    case DType::kF16:
+      return f(static_cast<Float16*>(nullptr));
+    default:
+      return f(static_cast<float*>(nullptr));
+  }
+}
+
+void store(float x, float& out) {
+  out = x;
+}
+void store(float x, Float16& out) {
+  out = to_float16(x);
+}
+void store(float x, BFloat16& out) {
+  out = to_bfloat16(x);
+}
 
 }  // namespace
 
@@ -47,7 +68,6 @@ class RowAttention {
     int64_t keys = 0;
     bool has_bias = false;
     bool has_exact = false;
-    bool approximated = false;         // all keys of the step are, or all are read
     const CodedHead* coded = nullptr;  // all keys of the step are its rows, or none is of codes
   };
 
@@ -55,9 +75,7 @@ class RowAttention {
   bool collect(KeyCursor& cursor, int64_t most, Step& step) {
     step = Step();
     step.coded = cursor.coded();
-    step.approximated = cursor.approximated();
-    while (step.keys < most && cursor.coded() == step.coded &&
-           cursor.approximated() == step.approximated) {
+    while (step.keys < most && cursor.coded() == step.coded) {
       KeySpan& span = spans_[step.span_count];
       cursor.next(most - step.keys, span);
       if (span.count == 0) break;
@@ -113,7 +131,7 @@ class RowAttention {
 
   // One run is not asked for early: there the processor's own prefetchers are better.
   static Ahead ahead(const Step& step, int64_t rows) {
-    return {step.span_count > 1 ? kAhead : 0, rows};
+    return {step.span_count > 1 ? CodedProducts::kAhead : 0, rows};
   }
 
   void stream() {
@@ -143,7 +161,7 @@ class RowAttention {
     if (products_ == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
       k_.unpack(DType::kI8, b_.coded + r * d32_, 1, dim_, b_.shares, dim_);
-      add_coded(b_.shares, out_.values + r * dim_);
+      for (int64_t c = 0; c < dim_; ++c) out_.values[r * dim_ + c] += b_.shares[c];
     }
   }
 
@@ -168,11 +186,6 @@ class RowAttention {
 
   // Of the queries, as key codes need it.
   const float* rotation() const { return by_code_ ? keys_.key_codes.rotation : nullptr; }
-
-  // Adds what rows of codes contribute to a row of the output.
-  void add_coded(const float* coded, float* out) const {
-    for (int64_t c = 0; c < dim_; ++c) out[c] += coded[c];
-  }
 
   std::span<const CodedSpan> slots(const Step& step) const {
     return {slots_, static_cast<size_t>(step.span_count)};
@@ -213,7 +226,7 @@ class RowAttention {
       for (int64_t j = 0; j < values.count; ++j) row[j] *= values.scales[j];
     }
     k_.accumulate(DType::kI8, b_.logits, kStreamKeys, rows, values.numbers, values.count, dim_,
-                  b_.coded, {kAhead, values.count});
+                  b_.coded, {CodedProducts::kAhead, values.count});
   }
 
   void pack_queries() {
@@ -322,11 +335,9 @@ class RowAttention {
       out_.maximum[r] = b_.maximum[r];
       out_.sum[r] = b_.sum[r];
       for (int64_t c = 0; c < dim_; ++c) {
-        out_.values[r * dim_ + c] = b_.accumulator[c * lanes + r];
+        const float coded = products_ != nullptr ? b_.coded[c * lanes + r] : 0.0f;
+        out_.values[r * dim_ + c] = b_.accumulator[c * lanes + r] + coded;
       }
-      if (products_ == nullptr) continue;
-      for (int64_t c = 0; c < dim_; ++c) b_.shares[c] = b_.coded[c * lanes + r];
-      add_coded(b_.shares, out_.values + r * dim_);
     }
   }
 
@@ -363,6 +374,32 @@ class RowAttention {
   bool bf16_ = false;        // queries are packed as BF16
 };
 
+HeadKeys head_keys(const LayerView& view, const LayerTable& table, int64_t head) {
+  const int64_t row_bytes = view.head_dim * dtype_size(view.dtype);
+  const auto rows = [&](const void* keys, const void* values, int64_t count) {
+    const int64_t bytes = head * count * row_bytes;
+    return KeyRows{static_cast<const std::byte*>(keys) + bytes,
+                   static_cast<const std::byte*>(values) + bytes};
+  };
+  HeadKeys out;
+  out.dtype = view.dtype;
+  out.dim = view.head_dim;
+  out.exact_count = view.exact;
+  if (view.exact > 0) out.exact = rows(view.exact_keys, view.exact_values, view.exact);
+  if (view.keys != nullptr) out.slots = rows(view.keys, view.values, view.slots);
+  if (view.coded_keys.bits == 0 && view.key_codes.bits == 0) return out;
+  out.coded_keys = coded_head(view, view.coded_keys, false, head);
+  out.coded_values = coded_head(view, view.coded_values, true, head);
+  if (view.key_codes.bits == 0) return out;
+  out.key_codes = coded_head(view, view.key_codes, false, head);
+  for (int k = 0; k < view.levels; ++k) {
+    const LevelView& level = view.level[k];
+    out.centroids[k] = rows(level.centroids, level.value_means, level.clusters);
+    out.log_sizes[k] = table.level[k].log_sizes.data() + head * level.clusters;
+  }
+  return out;
+}
+
 AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool coded)
     : spans_(kMostKeys), pointers_(2 * kMostKeys), slots_(kMostKeys) {
   const auto take = [&](int64_t count) {
@@ -386,6 +423,69 @@ AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool co
 void attend_rows(const CpuKernels& kernels, const AttendRows& work, AttendWorkspace& workspace,
                  const PartialRows& out) {
   RowAttention(kernels, work, workspace, out).run();
+}
+
+void add_partial(const PartialRows& into, const PartialRows& part, int64_t rows, int64_t dim) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float maximum = std::max(into.maximum[r], part.maximum[r]);
+    const float old = std::exp(into.maximum[r] - maximum);
+    const float fresh = std::exp(part.maximum[r] - maximum);
+    into.maximum[r] = maximum;
+    into.sum[r] = into.sum[r] * old + part.sum[r] * fresh;
+    float* to = into.values + r * dim;
+    const float* from = part.values + r * dim;
+    for (int64_t c = 0; c < dim; ++c) to[c] = to[c] * old + from[c] * fresh;
+  }
+}
+
+bool finish_row(const PartialRows& state, int64_t row, int64_t dim, DType dtype, void* out,
+                float* lse) {
+  const float sum = state.sum[row];
+  const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
+  *lse = sum == 0 ? kMinusInfinity : state.maximum[row] + std::log(sum);
+  const float* values = state.values + row * dim;
+  with_elements(dtype, [&](auto* type) {
+    auto* to = static_cast<decltype(type)>(out);
+    for (int64_t c = 0; c < dim; ++c) store(values[c] * inverse, to[c]);
+  });
+  return sum == 0 || std::isfinite(*lse);
+}
+
+bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out) {
+  return with_elements(dtype, [&](auto* type) {
+    const auto* from = static_cast<const std::remove_pointer_t<decltype(type)>*>(in);
+    uint32_t bad = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const float x = to_float(from[i]);
+      bad |= (std::bit_cast<uint32_t>(x) & 0x7fffffffu) >= 0x7f800000u ? 1u : 0u;
+      if (out != nullptr) out[i] = x;
+    }
+    return bad == 0;
+  });
+}
+
+bool merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,
+                const void* out_b, const ConstLseRows& lse_b) {
+  return with_elements(dtype, [&](auto* type) {
+    using Element = std::remove_pointer_t<decltype(type)>;
+    auto* a = static_cast<Element*>(out_a);
+    const auto* b = static_cast<const Element*>(out_b);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float maximum = std::max(lse_a[r], lse_b[r]);
+      if (std::isnan(lse_a[r]) || std::isnan(lse_b[r]) || maximum == -kMinusInfinity) return false;
+      if (lse_b[r] == kMinusInfinity) continue;
+      const float weight_a = std::exp(lse_a[r] - maximum);
+      const float weight_b = std::exp(lse_b[r] - maximum);
+      const float sum = weight_a + weight_b;
+      for (int64_t i = r * dim; i < (r + 1) * dim; ++i) {
+        // An empty side may hold anything: its 0 * NaN must not count.
+        const float from_a = weight_a == 0 ? 0.0f : weight_a * to_float(a[i]);
+        store((from_a + weight_b * to_float(b[i])) / sum, a[i]);
+      }
+      lse_a[r] = maximum + std::log(sum);
+    }
+    return true;
+  });
 }
 
 }  // namespace sqz

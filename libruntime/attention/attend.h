@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "libruntime/attention/head_keys.h"
+#include "libruntime/attention/lse_rows.h"
 #include "libruntime/kernels/cpu/kernels.h"
 
 namespace sqz {
@@ -63,5 +64,25 @@ class AttendWorkspace {
 // Allocation-free. A NaN among queries or keys makes the state NaN.
 void attend_rows(const CpuKernels& kernels, const AttendRows& work, AttendWorkspace& workspace,
                  const PartialRows& out);
+
+// ---- States.
+
+// Adds `part`, a state over other keys, to `into`. The result depends on the order of such calls,
+// which the caller fixes.
+void add_partial(const PartialRows& into, const PartialRows& part, int64_t rows, int64_t dim);
+
+// out[c] = values[c] / sum as dtype, *lse = maximum + log(sum). Without keys out is 0 and *lse
+// -infinity. False if the state is NaN or infinite.
+bool finish_row(const PartialRows& state, int64_t row, int64_t dim, DType dtype, void* out,
+                float* lse);
+
+// Converts `count` numbers of F32, F16 or BF16 to float32. `out` may be null. False if a number is
+// NaN or infinite.
+bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out);
+
+// Merges finished state b into a, [rows, dim]; lse -infinity means "no keys". False if a lse is NaN
+// or +infinity; a row is untouched then.
+bool merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,
+                const void* out_b, const ConstLseRows& lse_b);
 
 }  // namespace sqz

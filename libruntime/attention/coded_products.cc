@@ -174,13 +174,16 @@ void CodedProducts::few(const CodedHead& head, std::span<const CodedSpan> spans,
   Rows rows = rows_of(head, spans, !i16_);
   const Ahead early = ask_early(head.rows.bits == 8 ? next : nullptr, spans, rows.count);
   const Queries& queries = queries_of(head);
-  const bool done =
-      i16_ && kernels_->dots_i16(head.rows.bits, queries.numbers.data(), queries.scales, rows_,
-                                 rows.numbers, rows.count, dim_, out, ld, early);
-  if (!done) {
+  const auto in_whole_numbers = [&](int bits) {
+    return i16_ && kernels_->dots_i16(bits, queries.numbers.data(), queries.scales, rows_,
+                                      rows.numbers, rows.count, dim_, out, ld, early);
+  };
+  if (!in_whole_numbers(head.rows.bits)) {
     rows = rows_of(head, spans);
-    kernels_->dots(DType::kI8, queries.floats.data(), rows_, rows.numbers, rows.count, dim_, out,
-                   ld, early);
+    if (!in_whole_numbers(8)) {
+      kernels_->dots(DType::kI8, queries.floats.data(), rows_, rows.numbers, rows.count, dim_, out,
+                     ld, early);
+    }
   }
   const auto means = stored_means(head, spans);
   if (bf16_) {

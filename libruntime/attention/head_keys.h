@@ -90,11 +90,6 @@ class KeyCursor {
     return cluster_at_ < clusters_.size() ? nullptr : &keys_.key_codes;
   }
 
-  // Whether the next key is not read, but counts by a centroid or a code.
-  bool approximated() const {
-    return left_ > 0 && exact_at_ >= exact_count_ && read_at_ == read_.size();
-  }
-
   // At most `limit` keys; a count of 0 means the end.
   void next(int64_t limit, KeySpan& span) {
     const int64_t most = std::min(limit, left_);

@@ -1,7 +1,7 @@
 // sqz_attend() and what goes with it: the selection alone, merging.
 #include <algorithm>
 
-#include "libruntime/attention/state.h"
+#include "libruntime/attention/attend.h"
 #include "libruntime/capi/call.h"
 #include "libruntime/capi/fence.h"
 #include "libruntime/capi/tensor.h"

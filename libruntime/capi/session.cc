@@ -98,17 +98,6 @@ double ratio(uint64_t part, uint64_t whole) {
 
 }  // namespace
 
-// The ABI's numbers are the places in the list of selectors.
-static_assert(static_cast<int>(sqz::SelectorKind::kAuto) == SQZ_SELECTOR_AUTO);
-static_assert(static_cast<int>(sqz::SelectorKind::kSqueezed) == SQZ_SELECTOR_SQUEEZED);
-static_assert(static_cast<int>(sqz::SelectorKind::kDense) == SQZ_SELECTOR_DENSE);
-static_assert(static_cast<int>(sqz::SelectorKind::kQuest) == SQZ_SELECTOR_QUEST);
-static_assert(static_cast<int>(sqz::SelectorKind::kIdeal) == SQZ_SELECTOR_IDEAL);
-static_assert(static_cast<int>(sqz::SelectorKind::kStream) == SQZ_SELECTOR_STREAM);
-static_assert(static_cast<int>(sqz::SelectorKind::kWindow) == SQZ_SELECTOR_WINDOW);
-static_assert(static_cast<int>(sqz::SelectorKind::kH2o) == SQZ_SELECTOR_H2O);
-static_assert(static_cast<int>(sqz::SelectorKind::kSaap) == SQZ_SELECTOR_SAAP);
-
 extern "C" {
 
 const char* sqz_selector_name(sqz_selector selector) {

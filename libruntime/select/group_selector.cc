@@ -10,12 +10,8 @@ namespace {
 class GroupSelector final : public Selector {
  public:
   GroupSelector(const SelectableIndex& index, const SelectionPlan& plan,
-                std::unique_ptr<GroupScorer> scorer, std::unique_ptr<Rule> rule, bool tree)
-      : index_(index),
-        scorer_(std::move(scorer)),
-        rule_(std::move(rule)),
-        tree_(tree),
-        alive_(plan.alive) {
+                std::unique_ptr<GroupScorer> scorer, bool tree)
+      : index_(index), plan_(plan), scorer_(std::move(scorer)), tree_(tree) {
     int64_t most = 0;
     for (size_t l = 0; l < index_.layers.size(); ++l) {
       groups_.push_back(scorer_->levels(index_.layers[l], index_.tables[l]));
@@ -82,7 +78,7 @@ class GroupSelector final : public Selector {
                              .keys = view.slots,
                              .scores = scores,
                              .sizes = candidates.sizes};
-      rule_->choose(choice, workspace.order, chosen);
+      choose(plan_, choice, workspace.order, chosen);
       out.centroids += scorer_->vectors() * static_cast<int64_t>(n);
       if (by_codes(view)) {
         if (finest) return choose_keys(query, choice, candidates, workspace, out);
@@ -145,7 +141,7 @@ class GroupSelector final : public Selector {
   // ---- Key codes: the clusters say how many keys are read, and the codes of more keys which.
 
   int64_t keys_with_codes(const Choice& choice) const {
-    return std::llround(alive_ * static_cast<double>(choice.keys));
+    return std::llround(plan_.alive * static_cast<double>(choice.keys));
   }
 
   // Coarser levels leave as many keys as codes will be read of.
@@ -239,10 +235,9 @@ class GroupSelector final : public Selector {
   }
 
   SelectableIndex index_;
+  SelectionPlan plan_;
   std::unique_ptr<GroupScorer> scorer_;
-  std::unique_ptr<Rule> rule_;
   bool tree_;
-  double alive_;                                 // share of the keys whose codes are read
   std::vector<std::vector<GroupLevel>> groups_;  // [layers][levels in use]
   std::vector<uint32_t> ones_;                   // sizes of single keys and of pages
 };
@@ -251,9 +246,8 @@ class GroupSelector final : public Selector {
 
 std::unique_ptr<Selector> make_group_selector(const SelectableIndex& index,
                                               const SelectionPlan& plan,
-                                              std::unique_ptr<GroupScorer> scorer,
-                                              std::unique_ptr<Rule> rule, bool tree) {
-  return std::make_unique<GroupSelector>(index, plan, std::move(scorer), std::move(rule), tree);
+                                              std::unique_ptr<GroupScorer> scorer, bool tree) {
+  return std::make_unique<GroupSelector>(index, plan, std::move(scorer), tree);
 }
 
 }  // namespace sqz

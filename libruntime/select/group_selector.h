@@ -6,8 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "libruntime/select/descend.h"
-#include "libruntime/select/plan.h"
+#include "libruntime/select/rule.h"
 #include "libruntime/select/selector.h"
 
 namespace sqz {
@@ -77,6 +76,6 @@ MakeScorer make_network_scorer;
 std::unique_ptr<Selector> make_group_selector(const SelectableIndex& index,
                                               const SelectionPlan& plan,
                                               std::unique_ptr<GroupScorer> scorer,
-                                              std::unique_ptr<Rule> rule, bool tree = false);
+                                              bool tree = false);
 
 }  // namespace sqz

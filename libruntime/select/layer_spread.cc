@@ -47,11 +47,6 @@ Result<std::vector<double>> layer_scales(const IndexMetadata& metadata,
   return scales;
 }
 
-bool is_spread(std::span<const double> scales) {
-  return std::any_of(scales.begin(), scales.end(),
-                     [](double scale) { return scale > 0 && std::abs(scale - 1) > 1e-9; });
-}
-
 std::vector<double> deal(double total, std::span<const double> weights,
                          std::span<const double> caps) {
   std::vector<double> out(weights.size(), 0.0);
@@ -78,7 +73,9 @@ std::vector<double> deal(double total, std::span<const double> weights,
 std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots) {
   const auto layers = std::count_if(plan.layer_keep.begin(), plan.layer_keep.end(),
                                     [](double scale) { return scale > 0; });
-  const int64_t total = layers * whole_keys(plan, slots);
+  // A whole key that a rounding took is given back.
+  const auto each = static_cast<int64_t>(plan.asked_keep * static_cast<double>(slots) + 1e-6);
+  const int64_t total = layers * each;
   const std::vector<double> caps(plan.layer_keep.size(), static_cast<double>(slots));
   const std::vector<double> dealt = deal(static_cast<double>(total), plan.layer_keep, caps);
   std::vector<int64_t> keys;
@@ -103,7 +100,10 @@ std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots) {
 }
 
 void spread_head_keep(const IndexMetadata& metadata, SelectionPlan& plan) {
-  if (!is_spread(plan.layer_keep)) return;
+  if (std::none_of(plan.layer_keep.begin(), plan.layer_keep.end(),
+                   [](double scale) { return scale > 0 && std::abs(scale - 1) > 1e-9; })) {
+    return;
+  }
   const auto heads = static_cast<size_t>(metadata.model.kv_heads);
   const size_t layers = plan.layer_keep.size();
   const std::vector<double> ones(std::max(layers, heads), 1.0);

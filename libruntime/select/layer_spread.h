@@ -22,9 +22,6 @@ Result<std::vector<double>> layer_scales(const IndexMetadata& metadata,
                                          std::span<const LayerView> layers,
                                          const SelectionRequest& request, int dense_layers);
 
-// Whether a layer that selects keeps another share than the others.
-bool is_spread(std::span<const double> scales);
-
 // Of `total`, to each in proportion to its weight, but none above its cap: what one cannot take
 // goes to the others. Less than `total` in all if the caps are. A weight of 0 gets nothing.
 std::vector<double> deal(double total, std::span<const double> weights,

@@ -190,13 +190,6 @@ SelectionPlan dense_plan(SelectionPlan plan, bool fallback) {
   return plan;
 }
 
-SelectionPlan nothing_sparse_plan(const SelectionRequest& request) {
-  SelectionPlan plan;
-  const double asked = request.budget + request.keep;  // one of them is given, or thresholds
-  plan.asked_budget = plan.asked_keep = asked;
-  return dense_plan(plan, true);
-}
-
 Status fill_explicit(const double* thresholds, SelectionPlan& plan) {
   std::vector<float> logs;
   for (int k = 0; k < plan.levels; ++k) {
@@ -253,11 +246,6 @@ void fill_calibrated(const IndexMetadata& metadata, const Calibration& calibrati
       shares.push_back(static_cast<float>(grid[0] + at.fraction * (grid[1] - grid[0])));
     }
   }
-}
-
-void fill_even(const IndexMetadata& metadata, SelectionPlan& plan) {
-  const auto heads = static_cast<size_t>(metadata.model.layers * metadata.model.kv_heads);
-  plan.head_keep.assign(C::kScopes, std::vector<float>(heads, static_cast<float>(plan.asked_keep)));
 }
 
 }  // namespace sqz

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "formats/sqz_file.h"
-#include "libruntime/select/rule.h"
 #include "libruntime/select/selector.h"
 
 namespace sqz {
@@ -50,6 +49,9 @@ struct SelectorInputs {
   std::string path;  // opens messages
 };
 
+// log T of each scope and level in use: log_thresholds[scope][level].
+using LogThresholds = std::vector<std::vector<float>>;
+
 struct SelectionPlan {
   bool dense = false;       // read everything
   bool fallback = false;    // dense although selection was asked for: there is nothing to gain
@@ -63,6 +65,7 @@ struct SelectionPlan {
   // [scope][layer * kv_heads + head] the fraction of its clustered keys that a head keeps; empty by
   // the rule kThreshold and for selectors that count keys.
   std::vector<std::vector<float>> head_keep;
+  std::vector<int64_t> layer_pages;  // [layers] pages that a layer reads; empty without pages
   // [layers] the fraction that a layer keeps, divided by the average one; 0: it is read whole.
   // Empty if the plan is dense. See select/layer_spread.h.
   std::vector<double> layer_keep;
@@ -114,14 +117,8 @@ inline Status invalid(std::string message) {
 // Exactly one of budget, keep and thresholds, in range. kInvalidArgument otherwise.
 Status check_amount(const SelectionRequest& request);
 SelectionPlan dense_plan(SelectionPlan plan, bool fallback);
-// Of an index whose layers are all dense: what was asked for stands in it as it was given.
-SelectionPlan nothing_sparse_plan(const SelectionRequest& request);
 // Null if every layer is dense; sparse layers have the same shape.
 const LayerView* first_sparse(std::span<const LayerView> layers);
-// Whole keys that asked_keep of `slots` pays for; what a rounding took is given back.
-inline int64_t whole_keys(const SelectionPlan& plan, int64_t slots) {
-  return static_cast<int64_t>(plan.asked_keep * static_cast<double>(slots) + 1e-6);
-}
 // Thresholds as given, for every scope: kInvalidArgument if one is outside [0, 1].
 Status fill_explicit(const double* thresholds, SelectionPlan& plan);
 
@@ -142,7 +139,5 @@ float calibrated_threshold(const float* grid, double keep);
 // log_thresholds and, by the rule kBudget, head_keep of the plan at asked_keep.
 void fill_calibrated(const IndexMetadata& metadata, const Calibration& calibration,
                      const Curves& curves, RuleKind rule, SelectionPlan& plan);
-// head_keep of heads that all keep asked_keep.
-void fill_even(const IndexMetadata& metadata, SelectionPlan& plan);
 
 }  // namespace sqz

@@ -112,20 +112,6 @@ Status check_options(const SelectorType& type, const SelectionRequest& r, int le
   return {};
 }
 
-// By head_keep, by thresholds or, of pages, by number.
-std::unique_ptr<Rule> planned_rule(const SelectorInputs& inputs, const SelectionPlan& plan) {
-  if (!plan.head_keep.empty()) {
-    return make_budget_rule(plan.log_thresholds, plan.head_keep, inputs.metadata.model.kv_heads);
-  }
-  if (!plan.log_thresholds.empty()) {
-    return make_threshold_rule(plan.log_thresholds);
-  }
-  const LayerView& view = *first_sparse(inputs.index.layers);
-  std::vector<int64_t> pages = layer_keys(plan, view.slots);
-  for (int64_t& count : pages) count /= view.page_size;
-  return make_top_rule(std::move(pages));
-}
-
 Result<PreparedSelector> prepare_dense(const SelectionRequest& request) {
   if (request.budget != 0 || request.keep != 0 || request.thresholds != nullptr) {
     return Status(Code::kInvalidArgument,
@@ -212,7 +198,11 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
   SQZ_RETURN_IF_ERROR(check_amount(request));
   SQZ_RETURN_IF_ERROR(check_options(type, request, metadata.levels));
   if (first_sparse(inputs.index.layers) == nullptr) {
-    return PreparedSelector{nothing_sparse_plan(request), nullptr};
+    PreparedSelector whole;
+    // One of the two is given, or thresholds.
+    whole.plan.asked_budget = whole.plan.asked_keep = request.budget + request.keep;
+    whole.plan = dense_plan(whole.plan, true);
+    return whole;
   }
   if (*type.needs != 0 && metadata.partition != type.partition) {
     return lacks(inputs, "partition", partition_name(metadata.partition), type.needs);
@@ -237,16 +227,25 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
     if (plan.dense) return out;
   }
   plan.layer_keep = std::move(layer_keep);
-  if (type.even) fill_even(metadata, plan);
+  if (type.even) {
+    const std::vector<float> alike(static_cast<size_t>(layers * metadata.model.kv_heads),
+                                   static_cast<float>(plan.asked_keep));
+    plan.head_keep.assign(Calibration::kScopes, alike);
+  }
   if (type.curves != nullptr && request.thresholds == nullptr) {
     const Curves curves = type.curves(inputs.calibration, plan);
     fill_calibrated(metadata, inputs.calibration, curves, request.rule, plan);
   }
   spread_head_keep(metadata, plan);
-  out.selector = type.scorer == nullptr
-                     ? make_static_selector(inputs, plan, exact_skipped(type, metadata), type.list)
-                     : make_group_selector(inputs.index, plan, type.scorer(inputs.index, plan),
-                                           planned_rule(inputs, plan), type.tree);
+  if (type.partition == Partition::kPages) {
+    const LayerView& sparse = *first_sparse(inputs.index.layers);
+    plan.layer_pages = layer_keys(plan, sparse.slots);
+    for (int64_t& count : plan.layer_pages) count /= sparse.page_size;
+  }
+  out.selector =
+      type.scorer == nullptr
+          ? make_static_selector(inputs, plan, exact_skipped(type, metadata), type.list)
+          : make_group_selector(inputs.index, plan, type.scorer(inputs.index, plan), type.tree);
   return out;
 }
 

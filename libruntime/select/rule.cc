@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include "libruntime/select/rule.h"
 
@@ -46,74 +47,17 @@ void fill_last_bucket(const Choice& choice, int64_t left, bool reach, std::span<
   for (int64_t i = 0; i < low; ++i) chosen[order[i]] = 1;
 }
 
-class ThresholdRule final : public Rule {
- public:
-  explicit ThresholdRule(LogThresholds log_thresholds)
-      : log_thresholds_(std::move(log_thresholds)) {}
-
-  void choose(const Choice& choice, std::span<uint32_t> /*order*/,
-              std::span<uint8_t> chosen) const override {
-    const float threshold = log_thresholds_[choice.scope][choice.level];
-    for (size_t i = 0; i < choice.scores.size(); ++i) {
-      const float score = choice.scores[i];
-      chosen[i] = score >= threshold && score > -INFINITY ? 1 : 0;
-    }
-  }
-
- private:
-  LogThresholds log_thresholds_;
-};
-
-class BudgetRule final : public Rule {
- public:
-  BudgetRule(LogThresholds log_thresholds, std::vector<std::vector<float>> head_keep,
-             int64_t kv_heads)
-      : filter_(make_threshold_rule(std::move(log_thresholds))),
-        head_keep_(std::move(head_keep)),
-        kv_heads_(kv_heads) {}
-
-  void choose(const Choice& choice, std::span<uint32_t> order,
-              std::span<uint8_t> chosen) const override {
-    const double keep = head_keep_[choice.scope][choice.layer * kv_heads_ + choice.kv_head];
-    const int64_t wanted = std::llround(keep * static_cast<double>(choice.keys));
-    if (!choice.finest) {
-      filter_->choose(choice, order, chosen);
-      if (chosen_keys(choice, chosen) >= wanted) return;
-    }
-    choose_best(choice, wanted, order, chosen);
-  }
-
- private:
-  std::unique_ptr<Rule> filter_;
-  std::vector<std::vector<float>> head_keep_;
-  int64_t kv_heads_;
-};
-
-class TopRule final : public Rule {
- public:
-  explicit TopRule(std::vector<int64_t> counts) : counts_(std::move(counts)) {}
-
-  void choose(const Choice& choice, std::span<uint32_t> order,
-              std::span<uint8_t> chosen) const override {
-    const auto& scores = choice.scores;
-    int64_t n = 0;
-    for (size_t i = 0; i < scores.size(); ++i) {
-      if (scores[i] > -INFINITY) order[n++] = static_cast<uint32_t>(i);
-    }
-    const int64_t count = std::min(counts_[choice.layer], n);
-    if (count < n) {
-      std::nth_element(order.begin(), order.begin() + count, order.begin() + n,
-                       [&](uint32_t a, uint32_t b) {
-                         return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-                       });
-    }
-    std::fill(chosen.begin(), chosen.end(), uint8_t{0});
-    for (int64_t i = 0; i < count; ++i) chosen[order[i]] = 1;
-  }
-
- private:
-  std::vector<int64_t> counts_;
-};
+void choose_pages(const Choice& choice, int64_t count, std::span<uint32_t> order,
+                  std::span<uint8_t> chosen) {
+  const auto& scores = choice.scores;
+  const auto pages = order.first(scores.size());
+  std::iota(pages.begin(), pages.end(), 0u);
+  std::nth_element(pages.begin(), pages.begin() + count, pages.end(), [&](uint32_t a, uint32_t b) {
+    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+  });
+  std::fill(chosen.begin(), chosen.end(), uint8_t{0});
+  for (const uint32_t page : pages.first(static_cast<size_t>(count))) chosen[page] = 1;
+}
 
 }  // namespace
 
@@ -141,18 +85,28 @@ int64_t chosen_keys(const Choice& choice, std::span<const uint8_t> chosen) {
   return keys;
 }
 
-std::unique_ptr<Rule> make_threshold_rule(LogThresholds log_thresholds) {
-  return std::make_unique<ThresholdRule>(std::move(log_thresholds));
-}
-
-std::unique_ptr<Rule> make_budget_rule(LogThresholds log_thresholds,
-                                       std::vector<std::vector<float>> head_keep,
-                                       int64_t kv_heads) {
-  return std::make_unique<BudgetRule>(std::move(log_thresholds), std::move(head_keep), kv_heads);
-}
-
-std::unique_ptr<Rule> make_top_rule(std::vector<int64_t> counts) {
-  return std::make_unique<TopRule>(std::move(counts));
+void choose(const SelectionPlan& plan, const Choice& choice, std::span<uint32_t> order,
+            std::span<uint8_t> chosen) {
+  if (!plan.layer_pages.empty()) {
+    return choose_pages(choice, plan.layer_pages[choice.layer], order, chosen);
+  }
+  int64_t wanted = 0;
+  const bool counts = !plan.head_keep.empty();
+  if (counts) {
+    const std::vector<float>& shares = plan.head_keep[choice.scope];
+    const int64_t heads = std::ssize(shares) / std::ssize(plan.layer_keep);
+    const double keep = shares[choice.layer * heads + choice.kv_head];
+    wanted = std::llround(keep * static_cast<double>(choice.keys));
+  }
+  if (!counts || !choice.finest) {
+    const float threshold = plan.log_thresholds[choice.scope][choice.level];
+    for (size_t i = 0; i < choice.scores.size(); ++i) {
+      const float score = choice.scores[i];
+      chosen[i] = score >= threshold && score > -INFINITY ? 1 : 0;
+    }
+    if (!counts || chosen_keys(choice, chosen) >= wanted) return;
+  }
+  choose_best(choice, wanted, order, chosen);
 }
 
 }  // namespace sqz

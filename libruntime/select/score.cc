@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "formats/sqz_file.h"
 #include "libruntime/attention/coded_products.h"
 #include "libruntime/kernels/cpu/kernels.h"
 
@@ -17,9 +18,17 @@ constexpr int64_t kKeyTile = 64;    // centroids at once, for many rows
 constexpr int64_t kFewTile = 1024;  // and for few
 constexpr int64_t kAhead = 64;      // scattered centroids asked into the cache early
 
+constexpr int64_t kMostNetworkLogits = 1 << 20;  // 4 MB a thread, however many buckets there are
+
+bool has_few_rows(const ScoreProblem& p) {
+  return p.network == nullptr && p.tokens * p.group <= kFewRows;
+}
+
 int64_t row_tile(const ScoreProblem& p) {
-  const int64_t rows = p.tokens * p.group;
-  return rows <= kFewRows ? rows : kRowTile;
+  if (p.network != nullptr) {
+    return std::clamp<int64_t>(kMostNetworkLogits / std::max<int64_t>(p.clusters, 1), 1, kLanePad);
+  }
+  return has_few_rows(p) ? p.tokens * p.group : kRowTile;
 }
 
 // The workspace, cut up. Lengths in floats.
@@ -28,10 +37,11 @@ struct Buffers {
   float* maximum;  // [n16]
   float* sum;      // [n16]
   float* logits;   // [tile, n16]
-  float* queries;  // few rows: packed [rows, d32]; many: transposed [d, kRowTile]
+  float* queries;  // few rows: packed [rows, d32]; many: transposed [d, lanes]
   float* rows;     // [kRowTile, d] gathered queries
   float* keys;     // [kKeyTile, d32], many rows only
-  float* tile;     // [kKeyTile, kRowTile], many rows only
+  float* tile;     // [kKeyTile, lanes], many rows only
+  float* hidden;   // [H, lanes] of a network
   float* sums;     // [kRowTile] log of equation 2's sum, of the rows at hand
   float* peaks;    // [kRowTile] as in ScoredRows
 };
@@ -40,7 +50,7 @@ int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
   const int64_t n16 = round_up(p.clusters, kLanePad);
   const int64_t d32 = padded_dim(p.dim);
   const int64_t rows = row_tile(p);
-  const bool few = rows <= kFewRows;
+  const bool few = has_few_rows(p);
   int64_t used = 0;
   const auto take = [&](int64_t count) {
     float* at = base == nullptr ? nullptr : base + used;
@@ -56,6 +66,7 @@ int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
   b.rows = take(d32 * kRowTile);
   b.keys = take(few ? 0 : kKeyTile * d32);
   b.tile = take(few ? 0 : kKeyTile * kRowTile);
+  b.hidden = take(p.network == nullptr ? 0 : p.network->hidden * kLanePad);
   b.sums = take(kRowTile);
   b.peaks = take(kRowTile);
   if (buffers != nullptr) *buffers = b;
@@ -73,7 +84,7 @@ class Scorer {
 
   Status run(std::span<float> scores) {
     const int64_t rows = p_.tokens * p_.group;
-    const bool few_keys = p_.coded != nullptr && rows <= kFewRows;
+    const bool few_keys = p_.coded != nullptr && has_few_rows(p_);
     if (few_keys) {
       SQZ_RETURN_IF_ERROR(score_keys(rows, scores));
       // Of keys e^87 below all peaks the order is lost: that wants logarithms.
@@ -82,8 +93,9 @@ class Scorer {
     weigh_sizes();
     std::fill(b_.maximum, b_.maximum + n16_, kLowest);
     std::fill(b_.sum, b_.sum + n16_, 0.0f);
-    for (int64_t first = 0; first < rows; first += kRowTile) {
-      const int64_t count = std::min(kRowTile, rows - first);
+    const int64_t at_once = row_tile(p_);
+    for (int64_t first = 0; first < rows; first += at_once) {
+      const int64_t count = std::min(at_once, rows - first);
       for (int64_t i = 0; i < count; ++i) gather(i, first + i);
       SQZ_RETURN_IF_ERROR(add_rows(count));
     }
@@ -178,28 +190,58 @@ class Scorer {
     if (filled > 0) flush();
   }
 
-  void many_logits(int64_t rows) {
+  // Queries as columns, `lanes` apart.
+  void transpose(int64_t rows, int64_t lanes) {
     for (int64_t c = 0; c < p_.dim; ++c) {
-      for (int64_t r = 0; r < kRowTile; ++r) {
-        b_.queries[c * kRowTile + r] = r < rows ? b_.rows[r * p_.dim + c] : 0.0f;
+      for (int64_t r = 0; r < lanes; ++r) {
+        b_.queries[c * lanes + r] = r < rows ? b_.rows[r * p_.dim + c] : 0.0f;
       }
     }
+  }
+
+  // The tile's logits, [count, lanes], as rows of logits from `place` on.
+  void store_tile(int64_t rows, int64_t lanes, int64_t place, int64_t count) {
+    for (int64_t r = 0; r < rows; ++r) {
+      float* out = b_.logits + r * n16_ + place;
+      for (int64_t j = 0; j < count; ++j) out[j] = b_.tile[j * lanes + r];
+    }
+  }
+
+  void many_logits(int64_t rows) {
+    transpose(rows, kRowTile);
     for_each_range([&](int64_t first, int64_t place, int64_t total) {
       for (int64_t done = 0; done < total; done += kKeyTile) {
         const int64_t count = std::min(kKeyTile, total - done);
         k_.to_float(p_.dtype, centroid(first + done), count, p_.dim, b_.keys);
         k_.multiply(b_.keys, padded_dim(p_.dim), 1, b_.queries, b_.tile, count, p_.dim, kRowTile,
                     false);
-        for (int64_t r = 0; r < rows; ++r) {
-          float* out = b_.logits + r * n16_ + place + done;
-          for (int64_t j = 0; j < count; ++j) out[j] = b_.tile[j * kRowTile + r];
-        }
+        store_tile(rows, kRowTile, place + done, count);
       }
     });
   }
 
+  void network_logits(int64_t rows) {
+    const ClassifierView& n = *p_.network;
+    transpose(rows, kLanePad);
+    k_.multiply(n.hidden_weight, p_.dim, 1, b_.queries, b_.hidden, n.hidden, p_.dim, kLanePad,
+                false);
+    for (int64_t i = 0; i < n.hidden * kLanePad; ++i) {
+      const float x = b_.hidden[i] + n.hidden_bias[i / kLanePad];
+      b_.hidden[i] = x < 0 ? 0 : x;  // a NaN stays
+    }
+    for (int64_t first = 0; first < p_.clusters; first += kKeyTile) {
+      const int64_t count = std::min(kKeyTile, p_.clusters - first);
+      k_.multiply(n.output_weight + first * n.hidden, n.hidden, 1, b_.hidden, b_.tile, count,
+                  n.hidden, kLanePad, false);
+      for (int64_t i = 0; i < count * kLanePad; ++i) {
+        b_.tile[i] += n.output_bias[first + i / kLanePad];
+      }
+      store_tile(rows, kLanePad, first, count);
+    }
+  }
+
   void coded_logits(int64_t rows) {
-    const bool few = row_tile(p_) <= kFewRows;
+    const bool few = has_few_rows(p_);
     const float* queries[kRowTile];
     for (int64_t r = 0; r < rows; ++r) queries[r] = b_.rows + r * p_.dim;
     if (few) {
@@ -216,10 +258,7 @@ class Scorer {
         p_.products->few(*p_.coded, batch, b_.logits + place, n16_);
       } else {
         p_.products->many(*p_.coded, batch, b_.tile);
-        for (int64_t r = 0; r < rows; ++r) {
-          float* out = b_.logits + r * n16_ + place;
-          for (int64_t j = 0; j < keys; ++j) out[j] = b_.tile[j * kRowTile + r];
-        }
+        store_tile(rows, kRowTile, place, keys);
       }
       place += keys;
       used = 0;
@@ -243,9 +282,11 @@ class Scorer {
   }
 
   Status add_rows(int64_t rows) {
-    if (p_.coded != nullptr) {
+    if (p_.network != nullptr) {
+      network_logits(rows);
+    } else if (p_.coded != nullptr) {
       coded_logits(rows);
-    } else if (row_tile(p_) <= kFewRows) {
+    } else if (has_few_rows(p_)) {
       few_logits(rows);
     } else {
       many_logits(rows);
@@ -278,6 +319,27 @@ class Scorer {
 };
 
 }  // namespace
+
+Candidates children_of_chosen(std::span<const ClusterRange> parents,
+                              std::span<const uint8_t> chosen, const uint32_t* offsets,
+                              const uint32_t* child_sizes, std::span<ClusterRange> ranges,
+                              std::span<uint32_t> sizes) {
+  size_t used = 0;
+  for_each_chosen(parents, chosen, [&](size_t, uint32_t parent) {
+    const uint32_t first = offsets[parent], count = offsets[parent + 1] - first;
+    if (count == 0) return;
+    if (used > 0 && ranges[used - 1].first + ranges[used - 1].count == first) {
+      ranges[used - 1].count += count;
+    } else {
+      ranges[used++] = {first, count};
+    }
+  });
+  auto end = sizes.begin();
+  for (const ClusterRange& range : ranges.first(used)) {
+    end = std::copy_n(child_sizes + range.first, range.count, end);
+  }
+  return {ranges.first(used), {sizes.begin(), end}};
+}
 
 int64_t score_workspace(const ScoreProblem& problem) {
   return cut(problem, nullptr, nullptr);

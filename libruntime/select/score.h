@@ -19,12 +19,40 @@ namespace sqz {
 class CodedProducts;
 struct CodedHead;
 struct CpuKernels;
+struct ClassifierView;
 
 // Clusters [first, first + count) of one level of one KV head.
 struct ClusterRange {
   uint32_t first = 0;
   uint32_t count = 0;
 };
+
+// The alive clusters of one level of one KV head: what a ScoreProblem scores. The i-th of them is
+// meant by `chosen[i]` of a rule.
+struct Candidates {
+  std::span<const ClusterRange> ranges;  // ascending, disjoint
+  std::span<const uint32_t> sizes;       // [n] keys of each
+};
+
+// f(i, cluster) for every i with chosen[i] != 0, ascending; cluster: its index in the level.
+template <class Function>
+void for_each_chosen(std::span<const ClusterRange> ranges, std::span<const uint8_t> chosen,
+                     const Function& f) {
+  size_t i = 0;
+  for (const ClusterRange& range : ranges) {
+    for (uint32_t cluster = range.first; cluster < range.first + range.count; ++cluster, ++i) {
+      if (chosen[i] != 0) f(i, cluster);
+    }
+  }
+}
+
+// The children of the chosen clusters, neighbours in one range. offsets: of the parents' level,
+// [all + 1], the first child of each; child_sizes: keys of every child of the level. The answer
+// lies in `ranges` and `sizes`, which have room for all children.
+Candidates children_of_chosen(std::span<const ClusterRange> parents,
+                              std::span<const uint8_t> chosen, const uint32_t* offsets,
+                              const uint32_t* child_sizes, std::span<ClusterRange> ranges,
+                              std::span<uint32_t> sizes);
 
 struct ScoreProblem {
   DType dtype = DType::kBF16;            // of the centroids: BF16, F16 or F32
@@ -44,6 +72,10 @@ struct ScoreProblem {
   // slots: single keys. `products` is workspace then.
   const CodedHead* coded = nullptr;
   CodedProducts* products = nullptr;
+  // If there is one, the logits are this network's in the place of products with centroids (SAAP,
+  // section 4), `clusters` are buckets, all of them, and queries are those from before RoPE. Of one
+  // KV head: hidden_weight [H, d], output_weight [n, H].
+  const ClassifierView* network = nullptr;
 };
 
 // Floats of workspace that score_clusters() needs for a problem of this shape. Grows with n and d,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "libruntime/select/classifier.h"
 #include "libruntime/select/group_selector.h"
 
 namespace sqz {
@@ -141,10 +140,8 @@ class BoundsScorer final : public GroupScorer {
 };
 
 // The network says from a query before RoPE how much attention a key of each bucket gets
-// (formats/qmodel_file.h). With the sizes of the buckets that makes shares of the attention, of
-// which a score is the mean over the queries. It is divided by the size: so equation 1 with the
-// network's logits in place of products with centroids. The network is part of the model, so that
-// it does not count in the budget.
+// (formats/qmodel_file.h): equation 1 with its logits in the place of products with centroids. The
+// network is part of the model, so that it does not count in the budget.
 class NetworkScorer final : public GroupScorer {
  public:
   explicit NetworkScorer(const SelectableIndex& index) : index_(index) {}
@@ -157,37 +154,23 @@ class NetworkScorer final : public GroupScorer {
   }
 
   void reserve(const LayerView& view, int, SelectorLimits& limits) const override {
-    limits.use_floats(classifier_floats(view.head_dim, view.classifier.hidden, view.buckets));
+    ScoreProblem problem = score_problem(index_, view, view.buckets);
+    problem.network = &view.classifier;
+    limits.use_floats(score_workspace(problem));
   }
 
   Status score(const SelectQuery& query, int, const Candidates& buckets, SelectWorkspace& workspace,
                std::span<float> scores) const override {
     const LayerView& view = index_.layers[query.layer];
-    const Classifier network = head_classifier(view, index_.tables[query.layer], query.kv_head);
-    const float* rows[kClassifierRows];
-    int64_t count = 0;
-    const auto flush = [&] {
-      add_bucket_shares(*index_.kernels, network, rows, count, workspace.floats.data(), scores);
-      count = 0;
-    };
-    std::fill(scores.begin(), scores.end(), 0.0f);
-    for (int64_t t = 0; t < query.tokens; ++t) {
-      for (int64_t head = 0; head < index_.group; ++head) {
-        rows[count++] = query.queries + t * query.token_stride + head * view.head_dim;
-        if (count == kClassifierRows) flush();
-      }
-    }
-    flush();
-    const float queries = static_cast<float>(query.tokens * index_.group);
-    for (size_t i = 0; i < scores.size(); ++i) {
-      const uint32_t size = buckets.sizes[i];
-      scores[i] = size == 0 ? -INFINITY
-                            : std::log(scores[i] / queries) - std::log(static_cast<float>(size));
-      if (std::isnan(scores[i]) || scores[i] == INFINITY) {
-        return {Code::kNumeric, "the score of a bucket is NaN or infinite"};
-      }
-    }
-    return {};
+    ClassifierView head = view.classifier;
+    head.hidden_weight += query.kv_head * head.hidden * view.head_dim;
+    head.hidden_bias += query.kv_head * head.hidden;
+    head.output_weight += query.kv_head * view.buckets * head.hidden;
+    head.output_bias += query.kv_head * view.buckets;
+    ScoreProblem problem = score_problem(index_, query, buckets);
+    problem.network = &head;
+    problem.scale = 1;
+    return score_clusters(problem, scores, workspace.floats);
   }
 
   int64_t vectors() const override { return 0; }

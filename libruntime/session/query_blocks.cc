@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "libruntime/attention/state.h"
+#include "libruntime/attention/attend.h"
 
 namespace sqz {
 

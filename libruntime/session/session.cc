@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "libruntime/attention/state.h"
 #include "libruntime/select/static_selection.h"
 
 namespace sqz {

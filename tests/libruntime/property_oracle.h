@@ -384,32 +384,38 @@ class PropertyOracle {
     return out;
   }
 
-  // The classifier's shares of the attention over the buckets' sizes, best first.
+  // log(e^a + e^b)
+  static double log_add(double a, double b) {
+    const double most = std::max(a, b), least = std::min(a, b);
+    return std::isinf(least) ? most : most + std::log1p(std::exp(least - most));
+  }
+
+  // The classifier's shares of the attention over the buckets' sizes, best first; as logarithms.
   reference::Selected best_buckets(int64_t layer, int64_t head, const std::vector<float>& before,
                                    int64_t tokens) const {
     const LayerView& view = layers_[layer].view;
     const QmodelLayer& network = c_.qmodel.layers[layer];
     const int64_t dim = view.head_dim, hidden = c_.qmodel.hidden, buckets = view.buckets;
     const uint32_t* offsets = view.bucket_offsets + head * (buckets + 1);
-    std::vector<double> score(static_cast<size_t>(buckets));
+    std::vector<double> score(static_cast<size_t>(buckets), -INFINITY);
     for (int64_t r = 0; r < tokens * c_.group(); ++r) {
       const float* q = before.data() + r * dim;
-      std::vector<double> h, shares;
+      std::vector<double> h, logits;
       for (int64_t i = head * hidden; i < (head + 1) * hidden; ++i) {
         double sum = network.hidden_bias[i];
         for (int64_t k = 0; k < dim; ++k) sum += double{network.hidden_weight[i * dim + k]} * q[k];
         h.push_back(std::max(sum, 0.0));
       }
-      double total = 0;
+      double total = -INFINITY;
       for (int64_t b = 0; b < buckets; ++b) {
         double logit = network.output_bias[head * buckets + b];
         for (int64_t i = 0; i < hidden; ++i) {
           logit += network.output_weight[(head * buckets + b) * hidden + i] * h[i];
         }
-        shares.push_back(std::exp(logit));
-        total += (offsets[b + 1] - offsets[b]) * shares.back();
+        logits.push_back(logit);
+        total = log_add(total, logit + std::log(offsets[b + 1] - offsets[b]));
       }
-      for (int64_t b = 0; b < buckets; ++b) score[b] += shares[b] / total;
+      for (int64_t b = 0; b < buckets; ++b) score[b] = log_add(score[b], logits[b] - total);
     }
     std::vector<double> ones(views_.size(), 1.0), weights = scales_;
     for (double& x : weights) x *= keep_;
@@ -430,8 +436,11 @@ class PropertyOracle {
     for (size_t r = 0; r < order.size(); ++r) {
       const int64_t keys = offsets[order[r] + 1] - offsets[order[r]];
       if (2 * left <= keys) {
-        if (r > 0)
-          out.margin = std::min(out.margin, std::log(score[order[r - 1]] / score[order[r]]));
+        // Scores of float32 are as exact as they are small.
+        if (r > 0) {
+          const double last = score[order[r - 1]], next = score[order[r]];
+          out.margin = std::min(out.margin, (last - next) / std::max(1.0, -0.2 * next));
+        }
         break;
       }
       left -= keys;

@@ -428,7 +428,7 @@ class Property {
   }
   // Requests that are served together may be cut otherwise than alone.
   void expect_same_rows(const Output& found, const Output& expected, const char* what) const {
-    const double tolerance = kGpu ? tolerance_of(c_) : tolerance_of(c_) / 2;
+    const double tolerance = tolerance_of(c_);
     for (size_t i = 0; i < found.out.size(); ++i) {
       ASSERT_NEAR(found.out[i], expected.out[i], tolerance * (1 + std::abs(expected.out[i])))
           << what;

@@ -7,8 +7,6 @@
 #include <numeric>
 #include <regex>
 
-#include "libruntime/kernels/cpu/kernels.h"
-#include "libruntime/select/classifier.h"
 #include "libruntime/select/layer_spread.h"
 #include "tests/common/tiny_buckets.h"
 #include "tests/libruntime/selection.h"
@@ -269,32 +267,6 @@ TEST(CalibratedThreshold, AtTheEndsOfTheGrid) {
     EXPECT_NEAR(at(2.25), -0.0225, 1e-6);
     EXPECT_EQ(at(kLast - 0.5), grid[kLast - 1]);
     EXPECT_EQ(at(kLast), lowest);
-  }
-}
-
-TEST(Classifier, SharesDoNotDependOnTheBatch) {
-  constexpr int64_t kQueries = 37, kWide = 19, kBuckets = 33, kHidden = 40;
-  const QmodelFile q =
-      testing::tiny_qmodel({.head_dim = kWide, .buckets = kBuckets, .hidden = kHidden});
-  const QmodelLayer& layer = q.layers[1];
-  const Classifier n = {.dim = kWide,
-                        .hidden = kHidden,
-                        .buckets = kBuckets,
-                        .hidden_weight = layer.hidden_weight.data(),
-                        .hidden_bias = layer.hidden_bias.data(),
-                        .output_weight = layer.output_weight.data(),
-                        .output_bias = layer.output_bias.data()};
-  const std::vector<float> queries = testing::Random(3).normals(kQueries * kWide);
-  std::vector<float> work(static_cast<size_t>(classifier_floats(kWide, kHidden, kBuckets)));
-  const float* rows[kQueries];
-  for (int64_t i = 0; i < kQueries; ++i) rows[i] = queries.data() + i * kWide;
-  for (const CpuKernels* kernels : available_cpu_kernels()) {
-    SCOPED_TRACE(kernels->name);
-    std::vector<float> together(kBuckets), alone(kBuckets);
-    add_bucket_shares(*kernels, n, rows, kQueries, work.data(), together);
-    for (const float* row : rows) add_bucket_shares(*kernels, n, &row, 1, work.data(), alone);
-    EXPECT_EQ(together, alone);
-    EXPECT_NEAR(std::accumulate(alone.begin(), alone.end(), 0.0), kQueries, 1e-3);
   }
 }
 

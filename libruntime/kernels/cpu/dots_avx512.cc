@@ -83,39 +83,6 @@ struct Rows8 : WholeNumbers {
   }
 };
 
-// Rows of 1 or 2 bits a number. 32 neighbours are the same bits of 32 bytes.
-struct Codes : WholeNumbers {
-  int bits;
-  int64_t bytes;   // of a row: a multiple of 32
-  __m256i levels;  // [16] twice
-  template <bool>
-  SQZ_AVX512_INLINE __m512i chunk(const std::byte* row, int64_t c) const {
-    const int64_t first = c * kNumbers;
-    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + first % bytes));
-    const __m128i shift = _mm_cvtsi64_si128(first / bytes * bits);
-    const __m256i mask = _mm256_set1_epi8(static_cast<char>((1 << bits) - 1));
-    const __m256i codes = _mm256_and_si256(_mm256_srl_epi16(all, shift), mask);
-    return _mm512_cvtepi8_epi16(_mm256_shuffle_epi8(levels, codes));
-  }
-};
-
-// The same with rows of 16 bytes: 32 neighbours are two fields of bits of all bytes.
-struct ShortCodes : WholeNumbers {
-  int bits;
-  __m256i levels;
-  template <bool>
-  SQZ_AVX512_INLINE __m512i chunk(const std::byte* row, int64_t c) const {
-    const __m256i all =
-        _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row)));
-    const auto low = static_cast<int16_t>(2 * c * bits);
-    const __m256i shifts =
-        _mm256_setr_m128i(_mm_set1_epi16(low), _mm_set1_epi16(static_cast<int16_t>(low + bits)));
-    const __m256i mask = _mm256_set1_epi8(static_cast<char>((1 << bits) - 1));
-    const __m256i codes = _mm256_and_si256(_mm256_srlv_epi16(all, shifts), mask);
-    return _mm512_cvtepi8_epi16(_mm256_shuffle_epi8(levels, codes));
-  }
-};
-
 // Adds pairs of lanes of a and b and puts the sums side by side: one step of two horizontal sums.
 template <class Stored>
 SQZ_AVX512_INLINE __m512i add_pairs(__m512i a, __m512i b) {
@@ -422,23 +389,12 @@ SQZ_AVX512 bool dots_i16(int bits, const int16_t* packed, const float* scales, i
     dots_of(Rows8{{dim, scales}}, packed, rows, keys, n, out, ld, ahead);
     return true;
   }
-  const int64_t bytes = code_bytes(dim, bits);
-  if (bits > 2 || dim % kNumbers != 0 || (bytes != 16 && bytes % kNumbers != 0)) return false;
+  if (dim % kNumbers != 0 || code_bytes(dim, bits) != kShort) return false;
   alignas(16) int8_t table[16] = {};
   const auto levels = code_levels(bits);
   std::memcpy(table, levels.data(), levels.size());
-  if (bytes == kShort) {
-    const auto lanes = bits == 2 ? dots_lanes_of<2> : dots_lanes_of<1>;
-    lanes(table, packed, dim, scales, rows, keys, n, out, ld, ahead);
-    return true;
-  }
-  const __m256i both =
-      _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
-  if (bytes == 16) {
-    dots_of(ShortCodes{{dim, scales}, bits, both}, packed, rows, keys, n, out, ld, ahead);
-  } else {
-    dots_of(Codes{{dim, scales}, bits, bytes, both}, packed, rows, keys, n, out, ld, ahead);
-  }
+  const auto lanes = bits == 2 ? dots_lanes_of<2> : dots_lanes_of<1>;
+  lanes(table, packed, dim, scales, rows, keys, n, out, ld, ahead);
   return true;
 }
 

@@ -169,18 +169,12 @@ void finish_mean(const float* maximum, const float* sum, int64_t n, float log_co
                  float* scores) {
   const F f;
   const VF minus_infinity = hn::Set(f, -std::numeric_limits<float>::infinity());
-  const auto mean = [&](int64_t j) HWY_ATTR {
+  store_all(n, scores, [&](int64_t j) HWY_ATTR {
     const VF total = hn::LoadU(f, sum + j);
     const VF log_mean =
         hn::Sub(hn::Add(hn::LoadU(f, maximum + j), hn::Log(f, total)), hn::Set(f, log_count));
     return hn::IfThenElse(hn::Gt(total, hn::Zero(f)), log_mean, minus_infinity);
-  };
-  int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) hn::StoreU(mean(j), f, scores + j);
-  if (j == n) return;
-  HWY_ALIGN float rest[kLanes];
-  hn::Store(mean(j), f, rest);
-  std::copy(rest, rest + (n - j), scores + j);
+  });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -1,5 +1,5 @@
 // States merged on the GPU against the CPU's merge.
-#include "libruntime/attention/state.h"
+#include "libruntime/attention/attend.h"
 #include "tests/libruntime/cuda/serving.h"
 
 namespace sqz::cuda {

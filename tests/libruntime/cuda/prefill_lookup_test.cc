@@ -180,16 +180,15 @@ class Problem {
     choice.keys = keys(h);
     choice.scores = scores;
     choice.sizes = {&sizes_[h * c_.clusters], static_cast<size_t>(c_.clusters)};
-    if (!c_.budget) {
-      make_threshold_rule({{log_threshold_}})->choose(choice, order, chosen);
-      return;
-    }
-    std::vector<float> shares;
-    for (int i = 0; i < c_.kv_heads; ++i) {
-      shares.push_back(
+    SelectionPlan plan;
+    plan.log_thresholds = {{log_threshold_}};
+    plan.layer_keep = {1};
+    if (c_.budget) plan.head_keep.emplace_back();
+    for (int i = 0; i < c_.kv_heads && c_.budget; ++i) {
+      plan.head_keep[0].push_back(
           static_cast<float>(static_cast<double>(wanted_[i]) / static_cast<double>(keys(i))));
     }
-    make_budget_rule({{log_threshold_}}, {shares}, c_.kv_heads)->choose(choice, order, chosen);
+    sqz::choose(plan, choice, order, chosen);
   }
 
   std::vector<std::vector<SlotRun>> gpu_runs() {
