@@ -68,7 +68,7 @@ class Builder final : public IndexBuilder {
       calibration_.coarse_keep = std::pow(options.coarse_keep, 1 / coarse_levels);
     }
     if (layout_.metadata.key_calibration) {
-      keys_ = std::make_unique<KeyCalibrator>(model_, options.dtype, kTailSource);
+      keys_ = std::make_unique<KeyCalibrator>(layout_.metadata, kTailSource);
     }
     report_ = layout_.report();
     if (engine_ != nullptr) report_.engine = engine_->name();

@@ -3,23 +3,20 @@
 // needs a layer's keys only while it is added.
 #pragma once
 
-#include <cstddef>
-#include <span>
-#include <string>
-#include <vector>
+#include <utility>
 
-#include "formats/sqz_file.h"
-#include "libindex/quantile.h"
+#include "libindex/calibration_scorer.h"
 
 namespace sqz {
 
 class KeyCalibrator {
  public:
-  KeyCalibrator(const ModelDescription& model, DType dtype, std::string source);
+  KeyCalibrator(const IndexMetadata& metadata, std::string source);
 
-  // keys: [Hkv, M, d] in `dtype`, any order; queries: [Hkv, n, group, d] (group_queries()) with the
-  // calls that they are of, as in CalibrationInput. kNumeric, naming layer and KV head, where a
-  // logit is NaN or infinite. The result depends neither on the threads nor on the order of layers.
+  // keys: [Hkv, M, d] in the index's dtype, any order; queries: [Hkv, n, group, d]
+  // (group_queries()) with the calls that they are of, as in CalibrationInput. kNumeric, naming
+  // layer and KV head, where a logit is NaN or infinite. The result depends neither on the threads
+  // nor on the order of layers.
   Status add_layer(int64_t layer, std::span<const std::byte> keys, std::span<const float> queries,
                    const std::vector<int64_t>& calls, int threads);
 
@@ -28,15 +25,8 @@ class KeyCalibrator {
   void finish(Calibration& calibration) const;
 
  private:
-  struct Head {
-    int64_t layer = 0, kv_head = 0;
-    ScoreSketch sketch;
-  };
-  ModelDescription model_;
-  DType dtype_;
-  std::string source_;
-  int64_t queries_ = 0;
-  std::vector<Head> heads_[Calibration::kScopes];
+  CalibrationInput input_;  // of one layer at a time
+  std::vector<std::pair<int64_t, std::vector<CalibrationSketches>>> layers_;
 };
 
 }  // namespace sqz

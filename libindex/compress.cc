@@ -125,31 +125,6 @@ Status check_compressible(const SqzFile& index) {
                 "16 bits without key codes: compress the index that this one was made of");
 }
 
-template <class T>
-void decode_keys(const LayerView& view, std::vector<float>& out) {
-  const int64_t d = view.head_dim;
-  if (view.coded_keys.bits == 0) {
-    return to_floats(view.keys, view.dtype, std::ssize(out), out.data());
-  }
-  const LevelView& level = view.level[static_cast<size_t>(view.levels - 1)];
-  std::vector<int8_t> numbers(static_cast<size_t>(d));
-  for (int64_t head = 0; head < view.kv_heads; ++head) {
-    const CodedRows rows = view.coded_keys.from_head(head, view.slots, d);
-    const uint32_t* offsets = level.offsets + head * (level.clusters + 1);
-    for (int64_t c = 0; c < level.clusters; ++c) {
-      const T* mean = static_cast<const T*>(level.centroids) + (head * level.clusters + c) * d;
-      for (int64_t slot = offsets[c]; slot < offsets[c + 1]; ++slot) {
-        decode_row(rows.codes + slot * code_bytes(d, rows.bits), rows.bits, d, numbers.data());
-        const float scale = to_float(static_cast<const T*>(rows.scales)[slot]);
-        float* to = out.data() + (head * view.slots + slot) * d;
-        for (int64_t i = 0; i < d; ++i) {
-          to[i] = to_float(mean[i]) + scale * static_cast<float>(numbers[static_cast<size_t>(i)]);
-        }
-      }
-    }
-  }
-}
-
 }  // namespace
 
 Status set_rows(const CompressOptions& options, IndexMetadata& metadata) {
@@ -226,12 +201,6 @@ Result<CompressReport> compress_index(Env& env, const SqzFile& index,
     return report;
   };
   return within_memory(compress, "not enough memory to compress the index");
-}
-
-std::vector<float> decoded_keys(const LayerView& view) {
-  std::vector<float> out(static_cast<size_t>(view.kv_heads * view.slots * view.head_dim));
-  view.dtype == DType::kBF16 ? decode_keys<BFloat16>(view, out) : decode_keys<Float16>(view, out);
-  return out;
 }
 
 }  // namespace sqz

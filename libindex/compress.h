@@ -56,7 +56,4 @@ Result<CompressReport> compress_index(Env& env, const SqzFile& index,
                                       bool replace, int threads,
                                       const std::function<void(double)>& progress = {});
 
-// The clustered keys of a layer, [Hkv, M, d], from rows of any kind.
-std::vector<float> decoded_keys(const LayerView& view);
-
 }  // namespace sqz

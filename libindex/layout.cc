@@ -107,20 +107,12 @@ JsonText build_parameters(const BuildOptions& options, const std::string& engine
 
 }  // namespace
 
-int64_t BuildLayout::sparse_layers() const {
-  return std::count_if(metadata.layers.begin(), metadata.layers.end(),
-                       [](const LayerPolicy& layer) { return !layer.dense; });
-}
-
-std::vector<int64_t> BuildLayout::parts() const {
-  return metadata.buckets > 0 && clustered > 0 ? std::vector{metadata.buckets} : clusters;
-}
-
 BuildReport BuildLayout::report() const {
   BuildReport out;
   out.tokens = metadata.tokens;
   out.clustered = clustered;
-  out.clusters = parts();
+  out.clusters = clusters;
+  if (metadata.buckets > 0 && clustered > 0) out.clusters = {metadata.buckets};
   out.pages = pages;
   out.engine = "none";
   out.build_id = build_id(metadata_to_strings(metadata), {});
@@ -199,7 +191,9 @@ uint64_t peak_memory(const BuildLayout& layout, const BuildOptions& options) {
   const auto dim = static_cast<double>(model.head_dim);
   const auto tokens = static_cast<double>(layout.metadata.tokens);
   const auto clustered = static_cast<double>(layout.clustered);
-  const auto sparse = static_cast<double>(layout.sparse_layers());
+  const auto sparse = static_cast<double>(
+      std::count_if(layout.metadata.layers.begin(), layout.metadata.layers.end(),
+                    [](const LayerPolicy& layer) { return !layer.dense; }));
   const auto threads = static_cast<double>(resolve_threads(options.threads));
   double clusters = 0;
   for (int64_t n : layout.clusters) clusters += static_cast<double>(n);

@@ -16,9 +16,6 @@ struct BuildLayout {
   LayerView shape(int64_t layer) const {
     return layer_shape(metadata, layer, cluster_counts[layer]);
   }
-  int64_t sparse_layers() const;
-  // BuildReport::clusters.
-  std::vector<int64_t> parts() const;
   BuildReport report() const;  // without what the build measures
   // The first token that a dense layer stores: 0, or N - window.
   int64_t dense_first(int64_t layer) const { return metadata.tokens - shape(layer).exact; }

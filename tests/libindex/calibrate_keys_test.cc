@@ -2,13 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "libindex/builder.h"
+#include "libindex/calibrate.h"
 #include "libindex/calibrate_keys.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_model.h"
 #include "tests/libindex/clustered_data.h"
+#include "tests/libruntime/reference.h"
 
 namespace sqz {
 namespace {
@@ -58,35 +58,22 @@ Result<BuildReport> build(const std::string& path, const BuildOptions& options) 
   return builder->finish();
 }
 
-double element(const LayerView& view, const void* data, int64_t i) {
-  return view.dtype == DType::kF16 ? to_float(static_cast<const Float16*>(data)[i])
-                                   : to_float(static_cast<const BFloat16*>(data)[i]);
-}
-
 // log of each key's attention weight: mean over the heads of the group and `count` queries.
 std::vector<double> log_weights(const LayerView& view, const Layer& layer, int64_t head,
                                 int64_t first, int64_t count) {
-  std::vector<double> mean(static_cast<size_t>(view.slots), 0.0);
-  for (int64_t g = 0; g < 3; ++g) {
-    for (int64_t t = first; t < first + count; ++t) {
-      const float* q = layer.queries.data() + ((head * 3 + g) * kTail + t) * kDim;
-      std::vector<double> weights;
-      double total = 0;
-      for (int64_t s = 0; s < view.slots; ++s) {
-        double logit = 0;
-        for (int64_t c = 0; c < kDim; ++c) {
-          logit += q[c] * element(view, view.keys, (head * view.slots + s) * kDim + c);
-        }
-        weights.push_back(std::exp(0.25 * logit));
-        total += weights.back();
-      }
-      for (int64_t s = 0; s < view.slots; ++s) {
-        mean[s] += weights[s] / total / static_cast<double>(3 * count);
-      }
-    }
-  }
-  for (double& x : mean) x = std::log(x);
-  return mean;
+  const std::vector<uint32_t> ones(static_cast<size_t>(view.slots), 1);
+  const auto queries = group_queries(layer.queries.data(), kHeads, 3, kTail, kDim);
+  return reference::scores(
+      {.dtype = view.dtype,
+       .dim = kDim,
+       .clusters = view.slots,
+       .centroids = static_cast<const std::byte*>(view.keys) + head * view.slots * kDim * 2,
+       .sizes = ones.data(),
+       .queries = queries.data() + (head * kTail + first) * 3 * kDim,
+       .tokens = count,
+       .group = 3,
+       .scale = 0.25},
+      std::vector<uint8_t>(ones.size(), 1));
 }
 
 class KeyCalibration : public ::testing::TestWithParam<Partition> {};
@@ -148,7 +135,10 @@ TEST(KeyCalibrator, KeysAreCalibratedCallByCall) {
     keys.push_back(static_cast<std::byte>(bits >> 8));
   }
   const auto thresholds = [&](const std::vector<int64_t>& calls) {
-    KeyCalibrator calibrator(make_model(), DType::kBF16, "test");
+    IndexMetadata metadata;
+    metadata.model = make_model();
+    metadata.dtype = DType::kBF16;
+    KeyCalibrator calibrator(metadata, "test");
     EXPECT_TRUE(calibrator.add_layer(0, keys, layer.queries, calls, 2).ok());
     Calibration out;
     calibrator.finish(out);

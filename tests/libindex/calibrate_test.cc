@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "tests/libindex/calibration_data.h"
+#include "tests/libruntime/reference.h"
 
 namespace sqz {
 namespace {
@@ -19,109 +19,67 @@ constexpr int64_t kHeads = test::kCalibrationHeads, kGroup = test::kCalibrationG
 constexpr int64_t kLast = Calibration::kGrid - 1;
 using test::make_input;
 
-// One KV head, in plain double.
-struct PlainHead {
-  const CalibrationInput& input;
-  const CalibrationLayer& layer;
-  int64_t head;
+LayerView view_of(const CalibrationLayer& layer) {
+  LayerView view;
+  view.head_dim = kDim;
+  view.kv_heads = kHeads;
+  view.levels = static_cast<int>(layer.levels.size());
+  for (int k = 0; k < view.levels; ++k) {
+    const CalibrationLayer::Level& level = layer.levels[k];
+    view.level[k] = {std::ssize(level.children) / kHeads - 1, level.centroids.data(),
+                     level.children.data(), nullptr};
+  }
+  view.slots = layer.levels.back().children.back();
+  return view;
+}
 
-  int64_t clusters(size_t k) const {
-    return static_cast<int64_t>(layer.levels[k].children.size()) / kHeads - 1;
-  }
-  int64_t child(size_t k, int64_t i) const {
-    return layer.levels[k].children[head * (clusters(k) + 1) + i];
-  }
-  int64_t keys_below(size_t k, int64_t i) const {
-    int64_t first = child(k, i), last = child(k, i + 1);
-    for (size_t below = k + 1; below < layer.levels.size(); ++below) {
-      first = child(below, first);
-      last = child(below, last);
+// The fraction of a head's keys that survive the thresholds of levels first to last, for one
+// selection.
+double kept(const CalibrationInput& input, const CalibrationLayer& layer, int64_t head, int first,
+            int last, const std::vector<double>& thresholds, int64_t token, int64_t count) {
+  LayerView view = view_of(layer);
+  std::vector<uint32_t> slots;
+  for (int64_t h = 0; h < kHeads; ++h) {
+    for (int64_t i = 0; i <= view.level[last].clusters; ++i) {
+      slots.push_back(static_cast<uint32_t>(reference::first_slot(view, h, last, i)));
     }
-    return last - first;
   }
-  double logit(size_t k, int64_t i, int64_t token, int64_t member) const {
-    double sum = 0;
-    for (int64_t c = 0; c < kDim; ++c) {
-      BFloat16 x;
-      std::memcpy(&x.bits, &layer.levels[k].centroids[((head * clusters(k) + i) * kDim + c) * 2],
-                  2);
-      sum += double{to_float(x)} *
-             layer.queries[((head * kQueries + token) * kGroup + member) * kDim + c];
-    }
-    return sum * input.scale;
-  }
+  view.level[last].offsets = slots.data();
+  view.levels = last + 1;
+  const float* q = layer.queries.data() + (head * kQueries + token) * kGroup * kDim;
+  const auto chosen =
+      reference::select(view, head, {q, q + count * kGroup * kDim}, count, kGroup, input.scale,
+                        {.levels = last - first + 1, .log_thresholds = thresholds});
+  return static_cast<double>(std::count(chosen.slots.begin(), chosen.slots.end(), true)) /
+         static_cast<double>(view.slots);
+}
 
-  // log of the combined S of tokens first .. first + count - 1; -infinity where not alive.
-  std::vector<double> scores(size_t k, const std::vector<bool>& alive, int64_t first,
-                             int64_t count) const {
-    const auto n = static_cast<size_t>(clusters(k));
-    std::vector<double> mean(n, 0.0);
-    for (int64_t member = 0; member < kGroup; ++member) {
-      for (int64_t token = first; token < first + count; ++token) {
-        std::vector<double> s(n, 0.0);
-        double denominator = 0;
-        for (size_t i = 0; i < n; ++i) {
-          const auto cluster = static_cast<int64_t>(i);
-          if (!alive[i]) continue;
-          s[i] = std::exp(logit(k, cluster, token, member));
-          denominator += s[i] * static_cast<double>(keys_below(k, cluster));
-        }
-        for (size_t i = 0; i < n; ++i) {
-          mean[i] += s[i] / denominator / static_cast<double>(count * kGroup);
-        }
-      }
-    }
-    for (double& s : mean) s = s > 0 ? std::log(s) : -std::numeric_limits<double>::infinity();
-    return mean;
+// Mean over the selections of a scope.
+double mean_kept(const CalibrationInput& input, const CalibrationLayer& layer, int64_t head,
+                 int scope, int first, int last, const std::vector<double>& thresholds) {
+  std::vector<std::pair<int64_t, int64_t>> selections;  // first token, count
+  int64_t begin = 0;
+  for (const int64_t count : input.calls) {
+    if ((count > 1) == (scope == 1)) selections.emplace_back(begin, count);
+    begin += count;
   }
-
-  // The fraction of keys of the clusters of level `last` that survive all thresholds down to it.
-  double kept(size_t first_level, size_t last, const std::vector<double>& thresholds, int64_t token,
-              int64_t count) const {
-    std::vector<bool> alive(static_cast<size_t>(clusters(first_level)), true);
-    int64_t keys = 0;
-    for (size_t k = first_level; k <= last; ++k) {
-      const std::vector<double> s = scores(k, alive, token, count);
-      std::vector<bool> next(k < last ? static_cast<size_t>(clusters(k + 1)) : 0, false);
-      for (int64_t i = 0; i < clusters(k); ++i) {
-        if (!alive[i] || s[i] < thresholds[k - first_level]) continue;
-        if (k == last) keys += keys_below(k, i);
-        for (int64_t c = child(k, i); k < last && c < child(k, i + 1); ++c) next[c] = true;
-      }
-      alive = next;
-    }
-    int64_t all = 0;
-    for (int64_t i = 0; i < clusters(last); ++i) all += keys_below(last, i);
-    return static_cast<double>(keys) / static_cast<double>(all);
+  for (int64_t t = 0; t < kQueries && input.calls.empty() && scope == 0; ++t) {
+    selections.emplace_back(t, 1);
   }
-
-  // Mean over the selections of a scope.
-  double mean_kept(int scope, size_t first_level, size_t last,
-                   const std::vector<double>& thresholds) const {
-    std::vector<std::pair<int64_t, int64_t>> selections;  // first token, count
-    int64_t first = 0;
-    for (const int64_t count : input.calls) {
-      if ((count > 1) == (scope == 1)) selections.emplace_back(first, count);
-      first += count;
-    }
-    if (input.calls.empty() && scope == 1) selections.emplace_back(0, kQueries);
-    if (input.calls.empty() && scope == 0) {
-      for (int64_t t = 0; t < kQueries; ++t) selections.emplace_back(t, 1);
-    }
-    double sum = 0;
-    for (const auto& [token, count] : selections) {
-      sum += kept(first_level, last, thresholds, token, count);
-    }
-    return sum / static_cast<double>(selections.size());
+  if (selections.empty()) selections.emplace_back(0, kQueries);
+  double sum = 0;
+  for (const auto& [token, count] : selections) {
+    sum += kept(input, layer, head, first, last, thresholds, token, count);
   }
-};
+  return sum / static_cast<double>(selections.size());
+}
 
-double mean_over_heads(const CalibrationInput& input, int scope, size_t first_level, size_t last,
+double mean_over_heads(const CalibrationInput& input, int scope, int first, int last,
                        const std::vector<double>& thresholds) {
   double sum = 0;
   for (const CalibrationLayer& layer : input.sparse) {
     for (int64_t h = 0; h < kHeads; ++h) {
-      sum += PlainHead{input, layer, h}.mean_kept(scope, first_level, last, thresholds);
+      sum += mean_kept(input, layer, h, scope, first, last, thresholds);
     }
   }
   return sum / static_cast<double>(input.sparse.size() * kHeads);
@@ -137,68 +95,48 @@ const float* curve(const Calibration& c, int scope, int path) {
   return c.thresholds.data() + (scope * Calibration::kPaths + path) * Calibration::kGrid;
 }
 
-// Of a scope.
-class Calibrated : public testing::TestWithParam<int> {
- protected:
-  const int scope_ = GetParam();
-  // A threshold can only fall between clusters. Scope 1 has 6 selections, scope 0 has 150.
-  const double tolerance_ = scope_ == 0 ? 0.004 : 0.012;
+struct Tree {
+  std::vector<int64_t> clusters;
+  double coarse_keep = 0.5;
+  std::vector<int64_t> calls = {};
 };
 
-TEST_P(Calibrated, FlatThresholdsKeepTheirFraction) {
-  const CalibrationInput input = make_input({12, 150}, 1500);
-  const Calibration c = calibrated(input);
-  for (int64_t i : {10, 64, 128, 300, 512, 900, 1015}) {
-    const double threshold = curve(c, scope_, 0)[i];
-    EXPECT_NEAR(mean_over_heads(input, scope_, 1, 1, {threshold}), static_cast<double>(i) / kLast,
-                tolerance_);
+// Recorded calls with one query are one scope, and those with several the other.
+TEST(Calibrate, ThresholdsKeepTheirFraction) {
+  for (const auto& [clusters, coarse_keep, calls] :
+       {Tree{{300}}, Tree{{60, 300}}, Tree{{60, 150, 400}, 0.7},
+        Tree{{60, 300}, 0.5, {7, 1, 1, 1, 3, 1, 5, 1, 1, 4}}}) {
+    CalibrationInput input = make_input(clusters, 1500);
+    input.coarse_keep = coarse_keep;
+    input.calls = calls;
+    const Calibration c = calibrated(input);
+    const auto finest = static_cast<int>(clusters.size()) - 1;
+    ASSERT_EQ(std::ssize(c.coarse_keep), finest);
+    for (const int scope : {0, 1}) {
+      SCOPED_TRACE(testing::Message() << finest + 1 << " levels, scope " << scope);
+      // A threshold can only fall between clusters. Scope 1 has 6 selections, scope 0 has 150.
+      const double tolerance = scope == 0 && calls.empty() ? 0.004 : 0.012;
+      const auto asked = [](int64_t i) { return static_cast<double>(i) / kLast; };
+      for (const int64_t i : {10, 64, 128, 300, 512, 900, 1015}) {
+        EXPECT_NEAR(mean_over_heads(input, scope, finest, finest, {curve(c, scope, 0)[i]}),
+                    asked(i), tolerance);
+      }
+      std::vector<double> thresholds;
+      for (int k = 0; k < finest; ++k) {
+        thresholds.push_back(c.coarse[scope * finest + k]);
+        EXPECT_DOUBLE_EQ(c.coarse_keep[k], std::pow(coarse_keep, k + 1));
+        // Coarse levels have few clusters, so that one is a larger part of the keys.
+        EXPECT_NEAR(mean_over_heads(input, scope, 0, k, thresholds), c.coarse_keep[k],
+                    2 * tolerance);
+      }
+      thresholds.push_back(0);
+      for (const int64_t i : {64, 128, 300}) {
+        thresholds.back() = curve(c, scope, 1)[i];
+        EXPECT_NEAR(mean_over_heads(input, scope, 0, finest, thresholds), asked(i), tolerance);
+      }
+    }
   }
 }
-
-TEST_P(Calibrated, TwoLevelThresholdsKeepTheirFraction) {
-  const CalibrationInput input = make_input({60, 300}, 1500);
-  const Calibration c = calibrated(input);
-  const double first = c.coarse[scope_];
-  EXPECT_EQ(c.coarse_keep, std::vector<double>{0.5});
-  // Level 1 has few clusters, so that one is a larger part of the keys.
-  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}), 0.5, 2 * tolerance_);
-  for (int64_t i : {10, 64, 128, 300}) {
-    EXPECT_NEAR(mean_over_heads(input, scope_, 0, 1, {first, curve(c, scope_, 1)[i]}),
-                static_cast<double>(i) / kLast, tolerance_);
-  }
-}
-
-TEST_P(Calibrated, ThreeLevelThresholdsKeepTheirFraction) {
-  CalibrationInput input = make_input({60, 150, 400}, 1500);
-  input.coarse_keep = 0.7;
-  const Calibration c = calibrated(input);
-  const double first = c.coarse[scope_ * 2];
-  const double second = c.coarse[scope_ * 2 + 1];
-  ASSERT_EQ(c.coarse_keep.size(), 2u);
-  EXPECT_DOUBLE_EQ(c.coarse_keep[1], 0.49);
-  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}), 0.7, 2 * tolerance_);
-  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 1, {first, second}), 0.49, 2 * tolerance_);
-  for (int64_t i : {64, 128, 300}) {
-    EXPECT_NEAR(mean_over_heads(input, scope_, 0, 2, {first, second, curve(c, scope_, 1)[i]}),
-                static_cast<double>(i) / kLast, tolerance_);
-  }
-}
-
-// Of recorded calls, those with one query are one scope and those with several the other.
-TEST_P(Calibrated, CallsCountInTheScopeThatServesThem) {
-  CalibrationInput input = make_input({60, 300}, 1500);
-  input.calls = {7, 1, 1, 1, 3, 1, 5, 1, 1, 4};
-  const Calibration c = calibrated(input);
-  const double first = c.coarse[scope_];
-  EXPECT_NEAR(mean_over_heads(input, scope_, 0, 0, {first}), 0.5, 0.02);
-  for (int64_t i : {64, 128, 300}) {
-    const double asked = static_cast<double>(i) / kLast;
-    EXPECT_NEAR(mean_over_heads(input, scope_, 1, 1, {curve(c, scope_, 0)[i]}), asked, 0.01);
-    EXPECT_NEAR(mean_over_heads(input, scope_, 0, 1, {first, curve(c, scope_, 1)[i]}), asked, 0.01);
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Scopes, Calibrated, testing::Values(0, 1));
 
 TEST(Calibrate, SharesAreWhatEachHeadKeeps) {
   CalibrationInput input = make_input({12, 150}, 1500);
@@ -212,7 +150,7 @@ TEST(Calibrate, SharesAreWhatEachHeadKeeps) {
         for (int64_t h = 0; h < kHeads; ++h) {
           const float share =
               c.shares[((scope * kLayers + layer.layer) * kHeads + h) * Calibration::kGrid + i];
-          EXPECT_NEAR(share, (PlainHead{input, layer, h}.mean_kept(scope, 1, 1, {threshold})),
+          EXPECT_NEAR(share, mean_kept(input, layer, h, scope, 1, 1, {threshold}),
                       scope == 0 ? 0.01 : 0.05);  // one selection in scope 1: a cluster is 1 to 4 %
           sum += share;
         }
@@ -290,12 +228,6 @@ TEST(Calibrate, HugeLogitsAreAnErrorThatNamesTheHead) {
   const Status status = calibrate(input, 2).status();
   EXPECT_EQ(status.code(), Code::kNumeric);
   EXPECT_NE(status.message().find("layer 2, KV head 1"), std::string::npos) << status.message();
-}
-
-TEST(Calibrate, NothingToDoWithoutSparseLayers) {
-  CalibrationInput input = make_input({150}, 1500);
-  input.sparse.clear();
-  EXPECT_TRUE(calibrated(input).thresholds.empty());
 }
 
 TEST(Calibrate, QueriesAreGroupedByKvHead) {

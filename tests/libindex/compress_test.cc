@@ -9,7 +9,7 @@
 
 #include "tests/common/check_index.h"
 #include "tests/common/temporary_directory.h"
-#include "tests/common/tiny_index.h"
+#include "tests/libruntime/coded_rows.h"
 
 namespace sqz {
 namespace {
@@ -29,33 +29,20 @@ std::string compressed(const testing::TemporaryDirectory& dir, const CompressOpt
   return out;
 }
 
-// Relative to the norm of the residuals, over all rows of one kind.
-double error_of(const SqzFile& whole, const SqzFile& file, const CodedRows LayerView::*member,
-                const void* LayerView::*exact, const void* LevelView::*mean) {
-  const LayerView from = whole.layer(0), view = file.layer(0);
-  const int64_t d = view.head_dim;
+// Relative to the norm of the residuals to the means of the finest level, [Hkv, M, d] each.
+double error_of(const LayerView& view, const std::vector<float>& decoded,
+                const std::vector<float>& exact, const void* means) {
   const LevelView& level = view.level[1];
-  const auto at = [](const void* rows, int64_t i) {
-    return double{to_float(static_cast<const BFloat16*>(rows)[i])};
-  };
   double off = 0, all = 0;
-  std::vector<int8_t> numbers(static_cast<size_t>(d));
   for (int64_t head = 0; head < view.kv_heads; ++head) {
-    const CodedRows rows = (view.*member).from_head(head, view.slots, d);
+    const uint32_t* offsets = level.offsets + head * (level.clusters + 1);
     for (int64_t c = 0; c < level.clusters; ++c) {
-      const uint32_t* offsets = level.offsets + head * (level.clusters + 1);
       for (int64_t slot = offsets[c]; slot < offsets[c + 1]; ++slot) {
-        decode_row(rows.codes + slot * code_bytes(d, rows.bits), rows.bits, d, numbers.data());
-        for (int64_t i = 0; i < d; ++i) {
-          double decoded = 0;
-          for (int64_t j = 0; j < d; ++j) {
-            const double turn = !rows.rotated() ? i == j : double{view.rotation[i * d + j]};
-            decoded += at(rows.scales, slot) * numbers[static_cast<size_t>(j)] * turn;
-          }
-          const double residual = at(from.*exact, (head * view.slots + slot) * d + i) -
-                                  at(level.*mean, (head * level.clusters + c) * d + i);
-          off += (decoded - residual) * (decoded - residual);
-          all += residual * residual;
+        for (int64_t i = 0; i < kDim; ++i) {
+          const float x = exact[(head * view.slots + slot) * kDim + i];
+          off += std::pow(decoded[(head * view.slots + slot) * kDim + i] - x, 2);
+          all += std::pow(
+              x - reference::element(view.dtype, means, (head * level.clusters + c) * kDim + i), 2);
         }
       }
     }
@@ -70,17 +57,15 @@ TEST(Compress, DecodesToWhatWasStored) {
     const auto whole = SqzFile::open(dir.file("whole.sqz"));
     ASSERT_TRUE(file.ok()) << file.status().message();
     EXPECT_THAT((*file)->verify()->problems, ::testing::IsEmpty());
-    const auto error = [&](const CodedRows LayerView::*rows, bool keys) {
-      return error_of(**whole, **file, rows, keys ? &LayerView::keys : &LayerView::values,
-                      keys ? &LevelView::centroids : &LevelView::value_means);
-    };
-    EXPECT_LT(error(&LayerView::coded_keys, true), 0.01);
-    EXPECT_LT(error(&LayerView::coded_values, false), 0.01);
+    const LayerView view = (*file)->layer(0);
+    const testing::Decoded codes = testing::decode(view),
+                           rows = testing::decode((*whole)->layer(0));
+    const LevelView& finest = view.level[1];
+    EXPECT_LT(error_of(view, codes.keys, rows.keys, finest.centroids), 0.01);
+    EXPECT_LT(error_of(view, codes.values, rows.values, finest.value_means), 0.01);
     // Lloyd-Max levels of a normal are off by .60 and .34; unbiased scales by a little more.
-    EXPECT_NEAR(error(&LayerView::key_codes, true), bits == 1 ? 0.74 : 0.36, 0.05);
-    const std::vector<float> keys = decoded_keys((*file)->layer(0)),
-                             exact = decoded_keys((*whole)->layer(0));
-    for (size_t i = 0; i < keys.size(); ++i) EXPECT_NEAR(keys[i], exact[i], 0.02);
+    EXPECT_NEAR(error_of(view, codes.codes, rows.keys, finest.centroids), bits == 1 ? 0.74 : 0.36,
+                0.05);
   }
 }
 

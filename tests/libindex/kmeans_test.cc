@@ -125,25 +125,6 @@ TEST(Kmeans, WeightedObjectiveIsThatOfPlainLloyd) {
   expect_as_good_as_lloyd(points, 16, 80, weights, weights.data());
 }
 
-// A quarter circle in two clusters is cut at 45 degrees. With nearly all weight on its first third,
-// uniform there, the fixed points of the iteration are 40 degrees (15 is halfway to 65) and 17.
-TEST(Kmeans, WeightsMoveTheCut) {
-  std::vector<float> points, weights;
-  for (int i = 0; i < 180; ++i) {
-    const double angle = i * 3.14159265358979 / 360;  // half degrees
-    points.push_back(static_cast<float>(std::cos(angle)));
-    points.push_back(static_cast<float>(std::sin(angle)));
-    weights.push_back(i < 60 ? 100.0f : 1.0f);
-  }
-  for (uint64_t seed = 1; seed <= 5; ++seed) {
-    const std::vector<int32_t> plain = run(points, 2, 2, seed);
-    EXPECT_EQ(plain[10], plain[86]) << seed;
-    EXPECT_NE(plain[10], plain[94]) << seed;
-    const std::vector<int32_t> weighted = run(points, 2, 2, seed, weights.data());
-    EXPECT_NE(weighted[0], weighted[86]) << seed;
-  }
-}
-
 // Converged, every point is nearest to the mean of its own cluster, if all points take part: more
 // than 256 a cluster are not sampled down.
 TEST(Kmeans, UsesAllPoints) {

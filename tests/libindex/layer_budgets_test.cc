@@ -1,10 +1,11 @@
-// Groups and budgets of layers, against an exhaustive search and keys dealt one by one.
+// Groups and budgets of layers, against exhaustive searches and keys dealt one by one.
 #include "libindex/layer_budgets.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <random>
 
@@ -12,7 +13,6 @@ namespace sqz {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 double spread(const std::vector<double>& cosines, const std::vector<int>& groups) {
@@ -102,21 +102,6 @@ TEST(LayerBudgets, EqualAnExhaustiveSearchForRandomCosinesAndTotals) {
   EXPECT_GT(clamped, 100);
 }
 
-TEST(LayerBudgets, AlgorithmOneByHand) {
-  // G3 has three layers of five; b_init 100, p 0.4: 40 each there, (500 - 120) / 2 = 190 elsewhere.
-  const std::vector<int> groups = {0, 2, 2, 2, 1};
-  const auto budgets = layer_budgets(groups, {.budget = 100, .context = 1000, .p = 0.4});
-  ASSERT_TRUE(budgets.ok());
-  EXPECT_THAT(*budgets, ElementsAre(190, 40, 40, 40, 190));
-  // A context of 150 keys: 80 of the others' keys go back to the three.
-  const auto short_context = layer_budgets(groups, {.budget = 100, .context = 150, .p = 0.4});
-  ASSERT_TRUE(short_context.ok());
-  EXPECT_THAT(*short_context, ElementsAre(150, 67, 67, 66, 150));
-  const auto uniform = layer_budgets(groups, {.budget = 100, .context = 150, .p = 1});
-  ASSERT_TRUE(uniform.ok());
-  EXPECT_THAT(*uniform, ElementsAre(100, 100, 100, 100, 100));
-}
-
 TEST(LayerBudgets, RefusesCosinesThatMakeNoGroups) {
   EXPECT_THAT(group_layers(std::vector{0.4, 0.9}).status().message(),
               HasSubstr("layers: found 2, expected at least 3"));
@@ -145,6 +130,127 @@ TEST(LayerBudgets, RefusesBudgetsThatCannotBeMet) {
               HasSubstr("group: found 3, expected 0 .. 2 (layer 2)"));
   EXPECT_THAT(layer_budgets(std::vector{0, 1, 1}, {.budget = 1, .context = 2}).status().message(),
               HasSubstr("no layer in the last one"));
+}
+
+// ---- Keys dealt by measured losses.
+
+double loss_at(const LayerLoss& layer, int64_t tenths) {
+  for (const auto& point : layer.points) {
+    if (std::lround(point.keys * 10) == tenths) return point.loss;
+  }
+  return INFINITY;
+}
+
+// The least sum over all layers' keys in tenths.
+double exhaustive(const std::vector<LayerLoss>& layers, size_t first, int64_t left) {
+  if (first == layers.size()) return left == 0 ? 0 : INFINITY;
+  double best = INFINITY;
+  for (int64_t keys = 1; keys <= std::min<int64_t>(left, 10); ++keys) {
+    best =
+        std::min(best, loss_at(layers[first], keys) + exhaustive(layers, first + 1, left - keys));
+  }
+  return best;
+}
+
+double interpolated(const LayerLoss& layer, double keys) {
+  const auto low = static_cast<int64_t>(std::floor(keys * 10 + 1e-9));
+  const double part = keys * 10 - static_cast<double>(low);
+  if (part < 1e-9) return loss_at(layer, low);
+  return loss_at(layer, low) * (1 - part) + loss_at(layer, low + 1) * part;
+}
+
+TEST(MeasuredBudgets, NoOtherWayIsBetter) {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 1000; ++round) {
+    std::vector<LayerLoss> layers(2 + random() % 3);
+    for (LayerLoss& layer : layers) {  // convex and falling: gains that shrink
+      std::vector<double> gains;
+      for (int i = 0; i < 9; ++i) gains.push_back(static_cast<double>(random() % 1000));
+      std::sort(gains.begin(), gains.end());
+      double loss = 0;
+      for (int i = 10; i >= 1; --i) {
+        layer.points.push_back({i / 10.0, loss});
+        if (i > 1) loss += gains[static_cast<size_t>(10 - i)];
+      }
+    }
+    const auto n = static_cast<int64_t>(layers.size());
+    const int64_t total = n + static_cast<int64_t>(random() % static_cast<uint64_t>(9 * n + 1));
+    const auto keys = least_loss_keys(layers, static_cast<double>(total) / 10);
+    ASSERT_TRUE(keys.ok()) << keys.status().message();
+    double sum = 0, loss = 0;
+    for (size_t l = 0; l < layers.size(); ++l) {
+      ASSERT_GE((*keys)[l], 0.1 - 1e-9);
+      ASSERT_LE((*keys)[l], 1 + 1e-9);
+      sum += (*keys)[l];
+      loss += interpolated(layers[l], (*keys)[l]);
+    }
+    ASSERT_NEAR(sum, static_cast<double>(total) / 10, 1e-9);
+    ASSERT_NEAR(loss, exhaustive(layers, 0, total), 1e-6);
+  }
+}
+
+TEST(MeasuredBudgets, KeysThatWouldCostAreDealtAlike) {
+  const std::vector<LayerLoss> layers = {{{{0.1, 1}, {0.5, 2}}}, {{{0.1, 1}, {0.5, 0.5}}}};
+  const auto keys = least_loss_keys(layers, 1);
+  ASSERT_TRUE(keys.ok()) << keys.status().message();
+  EXPECT_NEAR((*keys)[0], 0.3, 1e-9);
+  EXPECT_NEAR((*keys)[1], 0.7, 1e-9);
+}
+
+TEST(MeasuredBudgets, PointsAboveTheHullAreNotPaidFor) {
+  // The second layer's noise at 0.2 and 0.3 would stop a greedy choice that looks one point ahead.
+  const std::vector<LayerLoss> layers = {{{{0.1, 10}, {0.2, 9}, {0.4, 7}}},
+                                         {{{0.1, 20}, {0.2, 21}, {0.3, 20.5}, {0.4, 2}}}};
+  const auto keys = least_loss_keys(layers, 0.5);
+  ASSERT_TRUE(keys.ok());
+  EXPECT_NEAR((*keys)[0], 0.1, 1e-12);
+  EXPECT_NEAR((*keys)[1], 0.4, 1e-12);
+  // Beyond the last points all get the same, up to all of their keys.
+  const auto many = least_loss_keys(layers, 1.2);
+  EXPECT_NEAR((*many)[0], 0.6, 1e-12);
+  EXPECT_NEAR((*many)[1], 0.6, 1e-12);
+  EXPECT_NEAR((*least_loss_keys(layers, 2))[0], 1, 1e-12);
+}
+
+TEST(MeasuredBudgets, RefusesWhatCannotBe) {
+  const std::vector<LayerLoss> good(2, {{{0.2, 1}, {0.5, 0}}});
+  EXPECT_THAT(least_loss_keys(good, 0.3).status().message(), HasSubstr("found 0.3, expected 0.4"));
+  EXPECT_THAT(least_loss_keys(good, 2.5).status().message(), HasSubstr("found 2.5"));
+  EXPECT_THAT(least_loss_keys(good, std::nan("")).status().message(), HasSubstr("found nan"));
+  const std::vector<LayerLoss> none = {good[0], {}};
+  EXPECT_THAT(least_loss_keys(none, 1).status().message(), HasSubstr("layer 1: found none"));
+  for (const LayerLoss::Point bad :
+       {LayerLoss::Point{-0.1, 1}, {1.1, 1}, {0.5, -1}, {0.5, std::nan("")}}) {
+    const std::vector<LayerLoss> layers = {good[0], {{bad}}};
+    EXPECT_EQ(least_loss_keys(layers, 1).status().code(), Code::kInvalidArgument);
+  }
+}
+
+TEST(ScaledBudgets, SumIsExactAndEveryLayerHasAKey) {
+  std::mt19937_64 random(6);
+  for (int round = 0; round < 1000; ++round) {
+    const auto n = 1 + random() % 20;
+    std::vector<double> scales;
+    for (uint64_t l = 0; l < n; ++l) scales.push_back(1e-3 + static_cast<double>(random() % 5000));
+    const auto context = static_cast<int64_t>(1 + random() % 2000);
+    const auto budget = static_cast<int64_t>(1 + random() % static_cast<uint64_t>(context));
+    const auto budgets = scaled_budgets(scales, {.budget = budget, .context = context});
+    ASSERT_TRUE(budgets.ok()) << budgets.status().message();
+    ASSERT_EQ(std::accumulate(budgets->begin(), budgets->end(), int64_t{0}),
+              budget * static_cast<int64_t>(n));
+    for (const int64_t own : *budgets) {
+      ASSERT_GE(own, 1);
+      ASSERT_LE(own, context);
+    }
+  }
+  const std::vector<double> scales = {0.5, 1.5};
+  EXPECT_THAT(*scaled_budgets(scales, {.budget = 101, .context = 1000}),
+              ::testing::ElementsAre(51, 151));
+  EXPECT_FALSE(scaled_budgets(scales, {.budget = 0, .context = 10}).ok());
+  EXPECT_FALSE(scaled_budgets(scales, {.budget = 11, .context = 10}).ok());
+  const std::vector<double> bad = {0.5, 0};
+  EXPECT_THAT(scaled_budgets(bad, {.budget = 5, .context = 10}).status().message(),
+              HasSubstr("scale of layer 1: found 0"));
 }
 
 }  // namespace

@@ -3,34 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
-
-#include "tests/libindex/clustered_data.h"
 
 namespace sqz {
 namespace {
-
-TEST(ScoreSketch, ThresholdKeepsTheFraction) {
-  test::Rng rng(1);
-  ScoreSketch sketch;
-  std::vector<float> scores(20000);
-  std::vector<uint64_t> keys(scores.size());
-  uint64_t total = 0;
-  for (size_t i = 0; i < scores.size(); ++i) {
-    scores[i] = -9 + 2 * rng.normal();
-    if (scores[i] > 0) scores[i] = -0.1f;
-    keys[i] = 1 + static_cast<uint64_t>(rng.below(40));
-    sketch.add(scores[i], keys[i]);
-    total += keys[i];
-  }
-  for (double fraction : {0.001, 0.05, 0.125, 0.5, 0.9, 0.999}) {
-    const float threshold = sketch.threshold(fraction);
-    uint64_t kept = 0;
-    for (size_t i = 0; i < scores.size(); ++i) kept += scores[i] >= threshold ? keys[i] : 0;
-    EXPECT_NEAR(static_cast<double>(kept) / static_cast<double>(total), fraction, 0.002);
-    EXPECT_NEAR(sketch.kept(std::vector<float>{threshold})[0], fraction, 1e-5);
-  }
-}
 
 TEST(ScoreSketch, EndsAreBeyondEveryScore) {
   ScoreSketch sketch;
@@ -43,18 +18,6 @@ TEST(ScoreSketch, EndsAreBeyondEveryScore) {
   EXPECT_FLOAT_EQ(kept[0], 0.0f);
   EXPECT_FLOAT_EQ(kept[1], 0.6f);
   EXPECT_FLOAT_EQ(kept[2], 1.0f);
-}
-
-TEST(ScoreSketch, NeverIncreases) {
-  test::Rng rng(2);
-  ScoreSketch sketch;
-  for (int i = 0; i < 300; ++i) sketch.add(-40 * std::abs(rng.normal()), 3);
-  float last = std::numeric_limits<float>::infinity();
-  for (int i = 0; i <= 1024; ++i) {
-    const float threshold = sketch.threshold(i / 1024.0);
-    EXPECT_LE(threshold, last) << i;
-    last = threshold;
-  }
 }
 
 TEST(ScoreSketch, DroppedKeysCannotBeKept) {

@@ -8,12 +8,10 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
-#include <set>
 
 #include "libindex/calibrate.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
-#include "tests/formats/fault_env.h"
 
 namespace sqz {
 namespace {
@@ -58,17 +56,9 @@ class Recalibrate : public ::testing::Test {
     return file.ok() ? *file : nullptr;
   }
   Result<uint64_t> run(const RecordedQueries& queries, const RecalibrateOptions& options,
-                       const std::string& output, Env& env = Env::posix()) const {
-    return recalibrate(env, *open(path_), queries, output, options);
+                       const std::string& output) const {
+    return recalibrate(Env::posix(), *open(path_), queries, output, options);
   }
-  std::set<std::string> files() const {
-    std::set<std::string> out;
-    for (const auto& entry : std::filesystem::directory_iterator(directory_.path())) {
-      out.insert(entry.path().filename().string());
-    }
-    return out;
-  }
-
   testing::TemporaryDirectory directory_;
   const std::string path_ = directory_.file("tiny.sqz");
   TinyIndexOptions options_;
@@ -172,25 +162,6 @@ TEST_F(Recalibrate, InPlaceAndForAnyThreads) {
   ASSERT_TRUE(run(make_queries(options_), {.threads = 1}, output).ok());
   ASSERT_TRUE(run(make_queries(options_), {.replace = true, .threads = 3}, path_).ok());
   EXPECT_EQ(bytes_of(path_), bytes_of(output));
-}
-
-TEST_F(Recalibrate, WhateverCallFailsTheOldFileStays) {
-  const std::string before = bytes_of(path_);
-  const RecordedQueries queries = make_queries(options_);
-  testing::FailNth count;
-  testing::FaultEnv counting(count.hook());
-  ASSERT_TRUE(run(queries, {.replace = true}, path_, counting).ok());
-  const std::string after = bytes_of(path_);
-  ASSERT_GT(count.calls.size(), 30u);
-  for (size_t n = 0; n < count.calls.size(); ++n) {
-    ASSERT_TRUE(testing::write_tiny_index(path_, options_).ok());
-    testing::FailNth fail;
-    fail.fail_at = static_cast<int>(n);
-    testing::FaultEnv env(fail.hook());
-    EXPECT_EQ(run(queries, {.replace = true}, path_, env).status().code(), Code::kIo);
-    EXPECT_EQ(bytes_of(path_), testing::is_after_publishing(count.calls[n]) ? after : before);
-    EXPECT_EQ(files(), std::set<std::string>{"tiny.sqz"}) << count.calls[n];
-  }
 }
 
 TEST_F(Recalibrate, DamageIsNotGivenNewChecksums) {

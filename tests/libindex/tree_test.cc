@@ -47,31 +47,6 @@ std::vector<int32_t> ancestors(const HeadTree& tree, size_t k) {
 
 class Trees : public testing::TestWithParam<std::vector<int64_t>> {};
 
-TEST_P(Trees, MeansAreThoseOfTheRawKeysBelow) {
-  const Built built = build(GetParam());
-  for (size_t h = 0; h < kHeads; ++h) {
-    const HeadTree& tree = built.trees[h];
-    for (size_t k = 0; k < GetParam().size(); ++k) {
-      const int64_t n = GetParam()[k];
-      ASSERT_EQ(tree.means[k].size(), static_cast<size_t>(n * kDim));
-      const std::vector<int32_t> cluster = ancestors(tree, k);
-      for (int64_t i = 0; i < n; ++i) {
-        double sum[kDim] = {};
-        int64_t size = 0;
-        for (int64_t key = 0; key < kKeys; ++key) {
-          if (cluster[key] != i) continue;
-          ++size;
-          for (int64_t c = 0; c < kDim; ++c) sum[c] += built.keys[h][key * kDim + c];
-        }
-        ASSERT_GT(size, 0) << "level " << k << " cluster " << i;
-        for (int64_t c = 0; c < kDim; ++c) {
-          EXPECT_NEAR(tree.means[k][i * kDim + c], sum[c] / static_cast<double>(size), 1e-5);
-        }
-      }
-    }
-  }
-}
-
 TEST_P(Trees, OrderNestsAndPermutes) {
   const Built built = build(GetParam());
   const size_t levels = GetParam().size();
@@ -116,14 +91,6 @@ INSTANTIATE_TEST_SUITE_P(Levels, Trees,
                                          std::vector<int64_t>{5, 20, 90},
                                          std::vector<int64_t>{1, 1, 1, kKeys},
                                          std::vector<int64_t>{45, 45}));
-
-TEST(Tree, SameForAnyThreads) {
-  const Built one = build({9, 45}, 1), four = build({9, 45}, 4);
-  for (size_t h = 0; h < kHeads; ++h) {
-    EXPECT_EQ(one.trees[h].parents, four.trees[h].parents);
-    EXPECT_EQ(one.trees[h].means, four.trees[h].means);
-  }
-}
 
 // Notes what it is asked; child i goes to cluster i mod C.
 class RecordingEngine : public KmeansEngine {

@@ -99,8 +99,9 @@ class PropertyOracle {
               c_.selector == SQZ_SELECTOR_QUEST ? 2.0 * static_cast<double>(view.page_size) : 1.001)
         << "keys of layer " << layer;
     if (c_.selector == SQZ_SELECTOR_QUEST) {
-      auto out = reference::best_pages(view, page_scores(view, head, queries, tokens),
-                                       (keys + view.page_size - 1) / view.page_size);
+      auto out = reference::best_pages(
+          view, reference::page_bounds(view, head, queries, tokens, c_.group()),
+          (keys + view.page_size - 1) / view.page_size);
       out.centroids = 2 * view.pages;
       return out;
     }
@@ -367,19 +368,6 @@ class PropertyOracle {
       const uint32_t slot = view.heavy[head * view.slots + i];
       left -= out[slot] ? 0 : 1;
       out[slot] = true;
-    }
-    return out;
-  }
-
-  std::vector<double> page_scores(const LayerView& view, int64_t head,
-                                  const std::vector<float>& queries, int64_t tokens) const {
-    std::vector<double> out(static_cast<size_t>(view.pages));
-    const int64_t rows = tokens * c_.group();
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t page = 0; page < view.pages; ++page) {
-        out[page] += reference::page_bound(queries.data() + r * view.head_dim, view, head, page) /
-                     static_cast<double>(rows);
-      }
     }
     return out;
   }
