@@ -1,4 +1,4 @@
-#include "training/attention_mass.h"
+#include "training/attention.h"
 
 #include <ATen/Parallel.h>
 

@@ -1,8 +1,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
 #include "libruntime/kernels/cpu/causal.h"
@@ -10,18 +8,6 @@
 
 namespace sqz::training {
 namespace {
-
-struct FreeAligned {
-  void operator()(float* p) const { std::free(p); }
-};
-using AlignedFloats = std::unique_ptr<float[], FreeAligned>;
-
-AlignedFloats aligned_floats(int64_t count) {
-  const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
-  auto* memory = static_cast<float*>(std::aligned_alloc(64, bytes));
-  if (memory == nullptr) throw std::bad_alloc();
-  return AlignedFloats(memory);
-}
 
 // One KV head, as the kernel wants it. Lanes past the last token are zero.
 struct Head {
@@ -80,10 +66,10 @@ class CpuCache final : public KvCache {
  private:
   struct Scratch {
     explicit Scratch(int64_t dim)
-        : workspace(aligned_floats(causal_workspace(dim))),
-          q(aligned_floats(kCausalRows * dim)),
-          out(aligned_floats(kCausalRows * dim)) {}
-    AlignedFloats workspace, q, out;
+        : workspace(at::empty({causal_workspace(dim)})),
+          q(at::empty({kCausalRows * dim})),
+          out(at::empty({kCausalRows * dim})) {}
+    at::Tensor workspace, q, out;  // LibTorch aligns memory to 64 bytes
     int64_t begin[kCausalRows], end[kCausalRows];
     float lse[kCausalRows];
   };
@@ -109,9 +95,10 @@ class CpuCache final : public KvCache {
     const int64_t all_heads = queries.size(1);
     const Head& kv = heads_[static_cast<size_t>(rows.head / group_)];
     const float* q = queries.data_ptr<float>();
+    float *task_q = scratch.q.data_ptr<float>(), *task_out = scratch.out.data_ptr<float>();
     for (int64_t t = rows.first, r = 0; t < rows.last; ++t) {
       for (int64_t i = 0; i < rows.heads; ++i, ++r) {
-        std::copy_n(q + (t * all_heads + rows.head + i) * dim_, dim_, scratch.q.get() + r * dim_);
+        std::copy_n(q + (t * all_heads + rows.head + i) * dim_, dim_, task_q + r * dim_);
         scratch.end[r] = base + t + 1;
         scratch.begin[r] = window > 0 ? std::max<int64_t>(0, base + t + 1 - window) : 0;
       }
@@ -119,14 +106,14 @@ class CpuCache final : public KvCache {
     CausalTask task;
     task.rows = (rows.last - rows.first) * rows.heads;
     task.dim = dim_;
-    task.q = scratch.q.get();
+    task.q = task_q;
     task.scale = scale_;
     task.begin = scratch.begin;
     task.end = scratch.end;
     task.panels = kv.panels.data();
     task.values = kv.values.data();
-    task.workspace = scratch.workspace.get();
-    task.out = scratch.out.get();
+    task.workspace = scratch.workspace.data_ptr<float>();
+    task.out = task_out;
     task.lse = scratch.lse;
     kernels_.attend_causal(task);
 
@@ -135,7 +122,7 @@ class CpuCache final : public KvCache {
     for (int64_t t = rows.first, r = 0; t < rows.last; ++t) {
       for (int64_t i = 0; i < rows.heads; ++i, ++r) {
         const int64_t row = t * all_heads + rows.head + i;
-        std::copy_n(scratch.out.get() + r * dim_, dim_, out + row * dim_);
+        std::copy_n(task_out + r * dim_, dim_, out + row * dim_);
         lse[row] = scratch.lse[r];
       }
     }

@@ -1,30 +1,11 @@
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "formats/base/stopwatch.h"
 #include "training/model_runner.h"
-#include "training/sampler.h"
 
 namespace sqz::training {
 namespace {
-
-Status check_question(const ModelConfig& config, const Question& question, int64_t first) {
-  const GenerateOptions& options = question.options;
-  if (options.max_tokens < 0) {
-    return {Code::kInvalidArgument,
-            concat("max_tokens ", options.max_tokens, ": expected 0 or more")};
-  }
-  if (!(options.temperature >= 0) || std::isinf(options.temperature)) {
-    return {Code::kInvalidArgument,
-            concat("temperature ", options.temperature, ": expected a finite number, 0 or more")};
-  }
-  if (!(options.top_p > 0 && options.top_p <= 1)) {
-    return {Code::kInvalidArgument,
-            concat("top_p ", options.top_p, ": expected more than 0 and at most 1")};
-  }
-  return check_tokens(config.description, question.prompt, first);
-}
 
 // One question while it is answered.
 class Answering {
@@ -34,8 +15,7 @@ class Answering {
       : options_(question.options),
         index_(index),
         stops_(question.options.stop),
-        next_(question.prompt),
-        sampler_(options_.temperature, options_.top_p, options_.seed) {
+        next_(question.prompt) {
     const ModelConfig& config = transformer.config();
     stops_.insert(stops_.end(), config.eos_tokens.begin(), config.eos_tokens.end());
     const int64_t room =
@@ -58,7 +38,8 @@ class Answering {
       watch_ = {};
     }
     if (most_ <= 0) return false;
-    const int32_t token = sampler_.next(logits);
+    const auto best = std::max_element(logits.begin(), logits.end());
+    const auto token = static_cast<int32_t>(best - logits.begin());
     if (std::find(stops_.begin(), stops_.end(), token) != stops_.end()) {
       out_.stop_reason = "stop";
       return false;
@@ -82,7 +63,6 @@ class Answering {
   int64_t index_, most_ = 0;
   std::vector<int32_t> stops_, next_;
   std::vector<std::unique_ptr<KvCache>> caches_;  // [layers]
-  Sampler sampler_;
   Generation out_;
   Stopwatch watch_;
   bool first_ = true;
@@ -139,7 +119,8 @@ class Batch {
       int64_t tokens = 0;
       for (; asked < questions.size() && std::ssize(running_) < width; ++asked) {
         const Question& question = questions[asked];
-        SQZ_RETURN_IF_ERROR(check_question(transformer_.config(), question, first));
+        SQZ_RETURN_IF_ERROR(
+            check_tokens(transformer_.config().description, question.prompt, first));
         tokens += std::ssize(question.prompt);
         if (!joined.empty() && tokens > kMaxContextTokens) break;
         running_.push_back(std::make_unique<Answering>(transformer_, question,

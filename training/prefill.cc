@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "training/attention_mass.h"
 #include "training/model_runner.h"
 
 namespace sqz::training {
@@ -56,7 +55,6 @@ class Collector final : public LayerObserver {
     keys_pre_rope_ = kv(options.pre_rope);
     queries_ = q(true);
     queries_pre_rope_ = q(options.pre_rope);
-    hidden_ = at::empty({options.hidden ? tokens : 0, model.hidden_size});
     cosine_ = at::empty({options.cosine ? tokens : 0});
   }
 
@@ -73,7 +71,6 @@ class Collector final : public LayerObserver {
       all_queries_.narrow(0, first, x.size(0)).copy_(projection.q);
       all_keys_.narrow(0, first, x.size(0)).copy_(projection.k);
     }
-    if (options_.hidden) hidden_.narrow(0, first, x.size(0)).copy_(x);
     if (!on_device_) {
       copy_heads(keys_, first, projection.k);
       copy_heads(values_, first, projection.v);
@@ -112,7 +109,6 @@ class Collector final : public LayerObserver {
     capture.keys_pre_rope = view(keys_pre_rope_);
     capture.queries = view(queries_);
     capture.queries_pre_rope = view(queries_pre_rope_);
-    capture.hidden = view(hidden_);
     capture.cosine = view(cosine_);
     at::Tensor attention;
     if (options_.attention) {
@@ -144,7 +140,7 @@ class Collector final : public LayerObserver {
   const PrefillOptions& options_;
   const bool on_device_;
   at::Tensor all_queries_, all_keys_;  // [N, heads, d] of the layer at hand, on the model's device
-  at::Tensor keys_, values_, keys_pre_rope_, queries_, queries_pre_rope_, hidden_, cosine_;
+  at::Tensor keys_, values_, keys_pre_rope_, queries_, queries_pre_rope_, cosine_;
 };
 
 // A stream of `device`, always the same for a thread, because LibTorch reuses memory within a

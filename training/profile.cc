@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "training/runner.h"
-
 namespace sqz {
 namespace {
 

@@ -3,19 +3,9 @@
 // residual add, averaged over the tokens of one or more texts. Near 1, attention added little.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "formats/base/status.h"
-#include "training/token_text.h"
+#include "training/runner.h"
 
 namespace sqz {
-
-class Runner;
-struct LayerCapture;
 
 // Cosines of neighbouring tokens are alike. So the standard error comes from the means of blocks of
 // so many tokens, as if these means were independent.

@@ -8,7 +8,6 @@
 #include "libindex/kmeans.h"
 #include "training/model_runner.h"
 #include "training/qmodel_centroids.h"
-#include "training/qmodel_pool.h"
 #include "training/qmodel_recall.h"
 
 namespace sqz {
@@ -59,18 +58,27 @@ class Training {
   Status compare(QmodelTrained& out);
   Result<QmodelTrained> finish();
 
-  void report(const char* phase, double done) const;
-  Status fetch_loss();
+  // A share of the training, as a share of everything.
+  double trained(int64_t step) const {
+    return kCaptureDone + (kTrainDone - kCaptureDone) * static_cast<double>(step) /
+                              static_cast<double>(o_.steps);
+  }
   uint64_t seed(Stream stream, int64_t number) const {
     return kmeans_seed(o_.seed, stream, number, 0);
   }
-  RecallPlan recall_plan() const {
-    RecallPlan plan;
-    plan.far = far_;
-    plan.positions = kHeldOutPositions;
-    plan.layers = layers_;
-    plan.device = device_;
-    return plan;
+  // A pass over a window for the queries from token `first` on.
+  WindowPass window_pass(const TokenText& window, int64_t first, int64_t positions,
+                         uint64_t seed) const {
+    return {draw_positions(first, std::ssize(window.tokens), positions, seed), layers_, device_,
+            {}};
+  }
+  Result<RecallSamples> recall_samples_of(const TokenText& window, uint64_t seed,
+                                          std::function<void(double)> progress) const {
+    // So that there are some far keys to tell apart.
+    const int64_t first = o_.sink + o_.recent + o_.recent / 2 + 1;
+    WindowPass pass = window_pass(window, first, kHeldOutPositions, seed);
+    pass.progress = std::move(progress);
+    return window_recall_samples(runner_, window, centroids_, far_, pass);
   }
 
   Runner& runner_;
@@ -92,19 +100,10 @@ class Training {
   FoldedNetwork best_;       // of the best check so far
   double best_recall_ = -1;  // mean over the selectivities; -1: no check yet
   int64_t best_step_ = 0;
-  int64_t last_better_ = 0;  // checks since
   at::Tensor loss_sum_;      // on the device: over the steps since the last check
   int64_t loss_steps_ = 0;
   double loss_ = 0;  // of the last check
 };
-
-void Training::report(const char* phase, double done) const {
-  QmodelProgress progress;
-  progress.phase = phase;
-  progress.done = done;
-  progress.step = network_->steps();
-  o_.progress(progress);
-}
 
 // Everything that can be refused before the model runs is.
 Status Training::prepare(std::span<const TokenText> texts, std::span<const TokenText> test) {
@@ -150,14 +149,6 @@ Status Training::prepare(std::span<const TokenText> texts, std::span<const Token
 }
 
 Result<at::Tensor> Training::cluster() {
-  CentroidOptions options;
-  options.buckets = o_.buckets;
-  options.sink = o_.sink;
-  options.seed = seed(kClusterKeys, 0);
-  options.threads = o_.threads;
-  options.layers = layers_;
-  options.device = device_;
-  options.progress = [&](double done) { report("cluster", kClusterDone * done); };
   // As few windows as have enough keys, as long as there are several.
   int64_t windows = 0, keys = 0;
   const int64_t wanted = o_.keys_per_bucket * o_.buckets;
@@ -166,7 +157,14 @@ Result<at::Tensor> Training::cluster() {
     keys += std::ssize(window.tokens) - o_.sink;
     ++windows;
   }
-  options.keys = std::min(wanted, keys);
+  CentroidOptions options{.buckets = o_.buckets,
+                          .keys = std::min(wanted, keys),
+                          .sink = o_.sink,
+                          .seed = seed(kClusterKeys, 0),
+                          .threads = o_.threads,
+                          .layers = layers_,
+                          .device = device_,
+                          .progress = [&](double done) { o_.progress(kClusterDone * done); }};
   SQZ_ASSIGN_OR_RETURN(const at::Tensor centroids,
                        find_centroids(runner_, std::span(windows_).first(windows), options));
   return centroids.view({shape_.heads, shape_.buckets, shape_.dim}).to(device_);
@@ -182,11 +180,9 @@ Status Training::start() {
   pool_ = std::make_unique<SamplePool>(shape_, std::min(fit, std::ssize(windows_)), o_.queries,
                                        device_);
   for (size_t i = 0; i < held_out_.size(); ++i) {
-    RecallPlan plan = recall_plan();
-    plan.seed = seed(kMeasure, static_cast<int64_t>(i));
-    plan.progress = [&](double) { report("capture", kClusterDone); };
-    SQZ_ASSIGN_OR_RETURN(RecallSamples samples,
-                         window_recall_samples(runner_, held_out_[i], centroids_, plan));
+    SQZ_ASSIGN_OR_RETURN(
+        RecallSamples samples,
+        recall_samples_of(held_out_[i], seed(kMeasure, static_cast<int64_t>(i)), {}));
     held_out_samples_.push_back(std::move(samples));
   }
   return {};
@@ -194,21 +190,12 @@ Status Training::start() {
 
 Status Training::capture(int64_t number) {
   const TokenText& window = windows_[static_cast<size_t>(number)];
-  const bool training = network_->steps() > 0 || number >= pool_->windows();
-  const double trained = static_cast<double>(network_->steps()) / static_cast<double>(o_.steps);
-  WindowPass pass;
-  pass.layers = layers_;
-  pass.device = device_;
-  pass.positions = draw_positions(o_.sink + o_.recent + 1, std::ssize(window.tokens), o_.positions,
-                                  seed(kPositions, number));
-  pass.progress = [&](double done) {
-    if (training) {
-      report("train", kCaptureDone + (kTrainDone - kCaptureDone) * trained);
-      return;
-    }
+  WindowPass pass =
+      window_pass(window, o_.sink + o_.recent + 1, o_.positions, seed(kPositions, number));
+  pass.progress = [&](double done) {  // windows beyond the pool's come during the training
     const double part =
-        (static_cast<double>(number) + done) / static_cast<double>(pool_->windows());
-    report("capture", kClusterDone + (kCaptureDone - kClusterDone) * part);
+        std::min(1.0, (static_cast<double>(number) + done) / static_cast<double>(pool_->windows()));
+    o_.progress(kClusterDone + (kCaptureDone - kClusterDone) * part);
   };
   const int64_t heads = model_.kv_heads;
   return run_window(runner_, window, pass, [&](int64_t i, const WindowLayer& layer) {
@@ -229,31 +216,25 @@ Status Training::check() {
   }
   loss_sum_.zero_();
   loss_steps_ = 0;
-  QmodelProgress progress;
+  QmodelCheck found;
   const FoldedNetwork folded = network_->fold();
   RecallSum held_out;
   for (const RecallSamples& samples : held_out_samples_) {
     held_out.add_window(classifier_scores(folded, samples), samples);
   }
-  progress.recall = held_out.mean(false);
-  progress.far_recall = held_out.mean(true);
+  found.recall = held_out.mean(false);
+  found.far_recall = held_out.mean(true);
   // Of queries as they are learned from.
-  const double mean = (1 - o_.near_queries) * mean_recall(progress.far_recall) +
-                      o_.near_queries * mean_recall(progress.recall);
-  ++last_better_;
+  const double mean = (1 - o_.near_queries) * mean_recall(found.far_recall) +
+                      o_.near_queries * mean_recall(found.recall);
   if (mean > best_recall_) {
     best_recall_ = mean;
     best_step_ = network_->steps();
-    last_better_ = 0;
     best_ = folded;
   }
-  progress.phase = "train";
-  progress.checked = true;
-  progress.step = network_->steps();
-  progress.loss = loss_;
-  progress.done = kCaptureDone + (kTrainDone - kCaptureDone) * static_cast<double>(progress.step) /
-                                     static_cast<double>(o_.steps);
-  o_.progress(progress);
+  found.step = network_->steps();
+  found.loss = loss_;
+  o_.check(found);
   return {};
 }
 
@@ -265,7 +246,7 @@ Status Training::train() {
   const int64_t between_checks = (o_.steps + o_.checks - 1) / o_.checks;
   const auto wanted = [&] { return std::min<int64_t>(windows, pool + network_->steps() / pace); };
   int64_t captured = std::max<int64_t>(0, wanted() - pool);
-  while (network_->steps() < o_.steps && last_better_ < o_.patience) {
+  while (network_->steps() < o_.steps) {
     for (; captured < wanted(); ++captured) SQZ_RETURN_IF_ERROR(capture(captured));
     const int64_t step = network_->steps();
     const double done = static_cast<double>(step) / static_cast<double>(o_.steps);
@@ -277,7 +258,7 @@ Status Training::train() {
     if (network_->steps() % between_checks == 0 || network_->steps() == o_.steps) {
       SQZ_RETURN_IF_ERROR(check());
     }
-    report("train", kCaptureDone + (kTrainDone - kCaptureDone) * done);
+    o_.progress(trained(step));
   }
   return {};
 }
@@ -288,15 +269,14 @@ Status Training::compare(QmodelTrained& out) {
   const auto count = std::ssize(measured);
   RecallSum classifier, kmeans;
   for (int64_t w = 0; w < count; ++w) {
-    RecallPlan plan = recall_plan();
-    plan.seed = kmeans_seed(seed(kMeasure, -1), w, 0, 0);
-    plan.progress = [&](double done) {
-      report("test", kTrainDone + (1 - kTrainDone) * (static_cast<double>(w) + done) /
-                                      static_cast<double>(count));
-    };
     SQZ_ASSIGN_OR_RETURN(
         const RecallSamples samples,
-        window_recall_samples(runner_, measured[static_cast<size_t>(w)], centroids_, plan));
+        recall_samples_of(measured[static_cast<size_t>(w)],
+                          kmeans_seed(seed(kMeasure, -1), w, 0, 0), [&](double done) {
+                            o_.progress(kTrainDone + (1 - kTrainDone) *
+                                                         (static_cast<double>(w) + done) /
+                                                         static_cast<double>(count));
+                          }));
     classifier.add_window(classifier_scores(best_, samples), samples);
     kmeans.add_window(centroid_scores(centroids_, samples), samples);
   }
@@ -337,7 +317,6 @@ Result<QmodelTrained> Training::finish() {
                 {"near_queries", o_.near_queries},
                 {"keys_per_bucket", o_.keys_per_bucket},
                 {"checks", o_.checks},
-                {"patience", o_.patience},
                 {"seed", o_.seed},
                 {"memory", o_.memory},
                 {"device", o_.device},
@@ -372,41 +351,16 @@ Result<QmodelTrained> Training::run(std::span<const TokenText> texts,
 }
 
 Status check_options(const QmodelOptions& o, const ModelDescription& model) {
-  const auto at_least = [](const char* name, int64_t found, int64_t least) {
-    return found >= least ? Status()
-                          : Status(Code::kInvalidArgument,
-                                   concat(name, ": found ", found, ", expected at least ", least));
-  };
-  for (const auto& [name, found, least] : {std::tuple("buckets", o.buckets, int64_t{2}),
-                                           {"hidden", o.hidden, 1},
-                                           {"recent", o.recent, 0},
-                                           {"sink", o.sink, 0},
-                                           {"steps", o.steps, 1},
-                                           {"batch", o.batch, 2},
-                                           {"positions", o.positions, 1},
-                                           {"queries", o.queries, 1},
-                                           {"keys_per_bucket", o.keys_per_bucket, kLeastBucketKeys},
-                                           {"checks", o.checks, 1},
-                                           {"patience", o.patience, 1},
-                                           {"window", o.window, 4 * (o.recent + o.sink) + 4}}) {
-    SQZ_RETURN_IF_ERROR(at_least(name, found, least));
-  }
-  if (o.window > model.max_positions) {
-    return {Code::kInvalidArgument, concat("window: found ", o.window, ", expected at most ",
-                                           model.max_positions, ", the positions of the model")};
-  }
-  if (!(o.learning_rate > 0 && o.learning_rate <= 1)) {
+  const int64_t least = 4 * (o.recent + o.sink) + 4;
+  if (o.window < least || o.window > model.max_positions) {
     return {Code::kInvalidArgument,
-            concat("learning rate: found ", o.learning_rate, ", expected a number in (0, 1]")};
+            concat("window: found ", o.window, ", expected at least ", least, " and at most ",
+                   model.max_positions, ", the positions of the model")};
   }
   for (const int64_t layer : o.dense) {
     if (layer >= 0 && layer < model.layers) continue;
     return {Code::kInvalidArgument,
             concat("dense: found ", layer, ", expected a layer below ", model.layers)};
-  }
-  if (!(o.near_queries >= 0 && o.near_queries <= 1)) {
-    return {Code::kInvalidArgument,
-            concat("near queries: found ", o.near_queries, ", expected a share, 0 to 1")};
   }
   return {};
 }

@@ -7,23 +7,13 @@
 // options and seed give the same result on the same kind of device.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "formats/qmodel_file.h"
-#include "training/token_text.h"
+#include "training/runner.h"
 
 namespace sqz {
 
-class Runner;
-
-struct QmodelProgress {
-  const char* phase = "";                // "cluster", "capture", "train", "test"
-  double done = 0;                       // 0 .. 1, of everything
-  bool checked = false;                  // the fields below are new
+// A measurement during the training.
+struct QmodelCheck {
   int64_t step = 0;                      // updates made
   double loss = 0;                       // mean KL divergence since the last check, nats
   std::vector<QmodelRecall> recall;      // of all queries of the held-out windows
@@ -49,13 +39,13 @@ struct QmodelOptions {
   int64_t queries = 1024;         // most queries of a window that are kept, of each KV head
   double near_queries = 0.5;      // share of these whose best key is not far: 0 .. 1
   int64_t keys_per_bucket = 128;  // keys that are clustered for each bucket, of each KV head
-  int64_t checks = 20;            // times that held-out recall is measured
-  int64_t patience = 10;          // checks without a better one end the training
+  int64_t checks = 20;            // times that held-out recall is measured; the best is kept
   uint64_t seed = 0;
   uint64_t memory = uint64_t{4} << 30;  // bytes of samples to train on, on the model's device
   std::string device = "cpu";           // of the network; the model's
   int threads = 0;                      // of the clustering
-  std::function<void(const QmodelProgress&)> progress = [](const QmodelProgress&) {};
+  std::function<void(double done)> progress = [](double) {};  // 0 .. 1, of everything
+  std::function<void(const QmodelCheck&)> check = [](const QmodelCheck&) {};
 };
 
 // Means over layers, heads and queries of the texts that were not trained on.
@@ -75,7 +65,8 @@ struct QmodelTrained {
   std::vector<QmodelScores> scores;
 };
 
-// Measures with windows of `test`. If it is empty, some windows of `texts` are held out for that.
+// The tools check the ranges of single options; kInvalidArgument for a window or a layer that does
+// not fit the model or the other options. Measures with windows of `test`. If it is empty, some windows of `texts` are held out for that.
 // `file.recall` is the classifier's over all queries.
 //
 // kCorrupt if the texts are too short for so many buckets; the message says how many tokens are

@@ -1,7 +1,5 @@
 #include "training/qmodel_centroids.h"
 
-#include <cmath>
-
 #include "formats/base/parallel.h"
 #include "libindex/kmeans.h"
 
@@ -41,28 +39,18 @@ Result<at::Tensor> draw_keys(Runner& runner, std::span<const TokenText> windows,
 }
 
 // Mean direction of each cluster's keys: [C, d].
-Status mean_directions(const KmeansProblem& problem, int64_t layer, float* out) {
-  const auto dim = static_cast<size_t>(problem.dim);
-  std::vector<float> unit(static_cast<size_t>(problem.count) * dim);
-  normalise_rows(problem.points, problem.count, problem.dim, unit.data());
-  std::vector<double> sums(static_cast<size_t>(problem.clusters) * dim);
-  for (size_t i = 0; i < static_cast<size_t>(problem.count); ++i) {
-    double* sum = sums.data() + static_cast<size_t>(problem.assignment[i]) * dim;
-    for (size_t c = 0; c < dim; ++c) sum[c] += double{unit[i * dim + c]};
-  }
-  for (size_t k = 0; k < static_cast<size_t>(problem.clusters); ++k) {
-    double square = 0;
-    for (size_t c = 0; c < dim; ++c) square += sums[k * dim + c] * sums[k * dim + c];
-    if (square == 0) {
-      return {Code::kNumeric, concat("layer ", layer, ": bucket ", k,
-                                     " has no direction: its keys are zero or cancel out; use "
-                                     "fewer buckets")};
-    }
-    for (size_t c = 0; c < dim; ++c) {
-      out[k * dim + c] = static_cast<float>(sums[k * dim + c] / std::sqrt(square));
-    }
-  }
-  return {};
+Result<at::Tensor> mean_directions(const KmeansProblem& problem, int64_t layer) {
+  const at::Tensor unit = at::empty({problem.count, problem.dim});
+  normalise_rows(problem.points, problem.count, problem.dim, unit.data_ptr<float>());
+  const at::Tensor cluster =
+      at::from_blob(problem.assignment, {problem.count}, at::kInt).to(at::kLong);
+  const at::Tensor sums = at::zeros({problem.clusters, problem.dim}, at::kDouble)
+                              .index_add_(0, cluster, unit.to(at::kDouble));
+  const at::Tensor lengths = sums.norm(2, 1, true), none = (lengths == 0).nonzero();
+  if (none.size(0) == 0) return (sums / lengths).to(at::kFloat);
+  return Status(Code::kNumeric, concat("layer ", layer, ": bucket ", none[0][0].item<int64_t>(),
+                                       " has no direction: its keys are zero or cancel out; use "
+                                       "fewer buckets"));
 }
 
 }  // namespace
@@ -89,9 +77,10 @@ Result<at::Tensor> find_centroids(Runner& runner, std::span<const TokenText> win
     }
     SQZ_RETURN_IF_ERROR(engine->run(problems, resolve_threads(o.threads), {}));
     for (int64_t head = 0; head < heads; ++head) {
-      SQZ_RETURN_IF_ERROR(
-          mean_directions(problems[static_cast<size_t>(head)], o.layers[static_cast<size_t>(i)],
-                          out.data_ptr<float>() + (i * heads + head) * o.buckets * dim));
+      SQZ_ASSIGN_OR_RETURN(const at::Tensor directions,
+                           mean_directions(problems[static_cast<size_t>(head)],
+                                           o.layers[static_cast<size_t>(i)]));
+      out.select(0, i).select(0, head).copy_(directions);
     }
     o.progress(kCaptureShare +
                (1 - kCaptureShare) * static_cast<double>(i + 1) / static_cast<double>(layers));

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "training/qmodel_windows.h"
+#include "training/qmodel_samples.h"
 
 namespace sqz::training {
 

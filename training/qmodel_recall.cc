@@ -4,22 +4,6 @@
 #include <cmath>
 
 namespace sqz::training {
-namespace {
-
-WindowPass pass_of(const RecallPlan& plan, const TokenText& window) {
-  WindowPass pass;
-  pass.layers = plan.layers;
-  pass.device = plan.device;
-  pass.progress = plan.progress;
-  // So that there are some far keys to tell apart.
-  const int64_t first = plan.far.sink + plan.far.recent + plan.far.recent / 2 + 1;
-  pass.positions =
-      draw_positions(first, static_cast<int64_t>(window.tokens.size()), plan.positions, plan.seed);
-  return pass;
-}
-
-}  // namespace
-
 at::Tensor classifier_scores(const FoldedNetwork& network, const RecallSamples& samples) {
   const at::Tensor logits = bucket_logits(network, samples.queries).view(samples.masses.sizes());
   const at::Tensor shares = (logits + log_sizes(samples.far_sizes).unsqueeze(2)).softmax(3).sum(2);
@@ -76,23 +60,24 @@ std::vector<double> RecallSum::standard_errors(bool far_queries) const {
 }
 
 Result<RecallSamples> window_recall_samples(Runner& runner, const TokenText& window,
-                                            const at::Tensor& centroids, const RecallPlan& plan) {
+                                            const at::Tensor& centroids, const FarKeys& far,
+                                            const WindowPass& pass) {
   const ModelDescription& model = runner.config().description;
   const int64_t heads = model.kv_heads;
-  std::vector<at::Tensor> queries, masses, far, window_sizes, far_sizes;
-  SQZ_RETURN_IF_ERROR(
-      run_window(runner, window, pass_of(plan, window), [&](int64_t i, const WindowLayer& layer) {
-        RecallSamples own = recall_samples(layer, centroids.narrow(0, i * heads, heads),
-                                           model.attention_scale, plan.far);
-        queries.push_back(own.queries);
-        masses.push_back(own.masses);
-        far.push_back(own.far);
-        window_sizes.push_back(own.window_sizes);
-        far_sizes.push_back(own.far_sizes);
-        return Status();
-      }));
-  return RecallSamples{at::cat(queries), at::cat(masses), at::cat(far), at::cat(window_sizes),
-                       at::cat(far_sizes)};
+  std::vector<RecallSamples> layers;
+  SQZ_RETURN_IF_ERROR(run_window(runner, window, pass, [&](int64_t i, const WindowLayer& layer) {
+    layers.push_back(recall_samples(layer, centroids.narrow(0, i * heads, heads),
+                                    model.attention_scale, far));
+    return Status();
+  }));
+  RecallSamples out;
+  for (const auto field : {&RecallSamples::queries, &RecallSamples::masses, &RecallSamples::far,
+                           &RecallSamples::window_sizes, &RecallSamples::far_sizes}) {
+    std::vector<at::Tensor> parts;
+    for (const RecallSamples& layer : layers) parts.push_back(layer.*field);
+    out.*field = at::cat(parts);
+  }
+  return out;
 }
 
 }  // namespace sqz::training

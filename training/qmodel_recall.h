@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "training/qmodel_network.h"
-#include "training/qmodel_windows.h"
+#include "training/qmodel_samples.h"
 
 namespace sqz::training {
 
@@ -36,16 +36,9 @@ class RecallSum {
   std::vector<Window> windows_;
 };
 
-struct RecallPlan {
-  FarKeys far;
-  int64_t positions = 256;  // tokens of a window whose queries are measured
-  uint64_t seed = 0;
-  std::vector<int64_t> layers;
-  at::Device device = at::kCPU;
-  std::function<void(double done)> progress = [](double) {};
-};
-// The heads of all layers of a window, one after the other.
+// The heads of all layers of a window, one after the other, for the queries of `pass`.
 Result<RecallSamples> window_recall_samples(Runner& runner, const TokenText& window,
-                                            const at::Tensor& centroids, const RecallPlan& plan);
+                                            const at::Tensor& centroids, const FarKeys& far,
+                                            const WindowPass& pass);
 
 }  // namespace sqz::training

@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <random>
 
 #include "libindex/kmeans.h"
-#include "training/qmodel_network.h"
 
 namespace sqz::training {
 namespace {
@@ -71,7 +72,58 @@ at::Tensor draw_rows(const at::Tensor& is_far, const SampleChoice& choice, uint6
   return near == 0 ? far_rows : at::cat({far_rows, draw(is_far.logical_not(), near)});
 }
 
+// std::shuffle's draws are the library's choice; these are ours.
+uint64_t below(std::mt19937_64& random, uint64_t bound) {
+  return random() % bound;
+}
+
+Status check_finite(const WindowLayer& layer, const std::string& window, int64_t number) {
+  for (const auto& [what, rows] :
+       {std::pair("keys", &layer.roped_keys), std::pair("queries", &layer.roped_queries)}) {
+    if (rows->isfinite().all().item<bool>()) continue;
+    return {Code::kNumeric, bad_field(window, concat(what, " of layer ", number), "NaN or infinity",
+                                      "finite numbers")};
+  }
+  return {};
+}
+
 }  // namespace
+
+std::vector<TokenText> cut_windows(std::span<const TokenText> texts, const QmodelOptions& options) {
+  const int32_t first = options.first_token;
+  const auto full = static_cast<size_t>(options.window);
+  std::vector<TokenText> out;
+  for (const TokenText& text : texts) {
+    std::span<const int32_t> rest(text.tokens);
+    if (first >= 0 && !rest.empty() && rest.front() == first) rest = rest.subspan(1);
+    const size_t room = full - (first >= 0 ? 1 : 0);
+    while (2 * rest.size() >= full) {
+      const auto part = rest.first(std::min(room, rest.size()));
+      TokenText window{text.name, {}};
+      if (first >= 0) window.tokens.push_back(first);
+      window.tokens.insert(window.tokens.end(), part.begin(), part.end());
+      out.push_back(std::move(window));
+      rest = rest.subspan(part.size());
+    }
+  }
+  return out;
+}
+
+std::vector<int64_t> shuffled(int64_t count, uint64_t seed) {
+  std::vector<int64_t> out(static_cast<size_t>(count));
+  std::iota(out.begin(), out.end(), int64_t{0});
+  std::mt19937_64 random(seed);
+  for (size_t i = out.size(); i > 1; --i) std::swap(out[i - 1], out[below(random, i)]);
+  return out;
+}
+
+std::vector<int64_t> draw_positions(int64_t first, int64_t tokens, int64_t most, uint64_t seed) {
+  std::vector<int64_t> out = shuffled(std::max<int64_t>(tokens - first, 0), seed);
+  out.resize(std::min(out.size(), static_cast<size_t>(most)));
+  for (int64_t& position : out) position += first;
+  std::sort(out.begin(), out.end());
+  return out;
+}
 
 WindowLayer window_layer(const LayerCapture& capture, const ModelDescription& model,
                          const std::vector<int64_t>& positions, const RopeTable& rope,
@@ -96,6 +148,29 @@ WindowLayer window_layer(const LayerCapture& capture, const ModelDescription& mo
   out.queries = grouped(queries);
   out.roped_queries = grouped(apply_rope(queries, of_queries));
   return out;
+}
+
+Status run_window(Runner& runner, const TokenText& window, const WindowPass& pass,
+                  const std::function<Status(int64_t, const WindowLayer&)>& body) {
+  const ModelDescription& model = runner.config().description;
+  const RopeTable host =
+      rope_table(model.rope, model.head_dim, 0, static_cast<int64_t>(window.tokens.size()));
+  const RopeTable rope = {host.cos.to(pass.device), host.sin.to(pass.device)};
+  PrefillOptions options;
+  options.pre_rope = true;
+  options.on_device = true;  // keys after RoPE are made from those before
+  options.query_positions = pass.positions;
+  options.progress = pass.progress;
+  options.consumer = [&](const LayerCapture& capture) -> Status {
+    const auto at = std::lower_bound(pass.layers.begin(), pass.layers.end(), capture.layer);
+    if (at != pass.layers.end() && *at == capture.layer) {
+      const WindowLayer layer = window_layer(capture, model, pass.positions, rope, pass.device);
+      SQZ_RETURN_IF_ERROR(check_finite(layer, window.name, capture.layer));
+      SQZ_RETURN_IF_ERROR(body(at - pass.layers.begin(), layer));
+    }
+    return {};
+  };
+  return runner.prefill(window.tokens, options).status();
 }
 
 at::Tensor nearest_buckets(const at::Tensor& keys, const at::Tensor& centroids) {
@@ -179,6 +254,50 @@ TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids
         .copy_(log_sizes(bucket_sizes(rows.positions, assigned.select(0, head), buckets, far)));
   }
   return out;
+}
+
+SamplePool::SamplePool(const NetworkShape& shape, int64_t windows, int64_t rows,
+                       at::Device device) {
+  const at::TensorOptions options = at::TensorOptions(at::kFloat).device(device);
+  queries_ = at::zeros({windows, shape.heads, rows, shape.dim}, options);
+  masses_ = at::zeros({windows, shape.heads, rows, shape.buckets}, options.dtype(at::kHalf));
+  log_sizes_ = at::zeros_like(masses_);
+  counts_ = at::zeros({windows, shape.heads}, options.dtype(at::kDouble));
+}
+
+uint64_t SamplePool::window_bytes(const NetworkShape& shape, int64_t rows) {
+  return static_cast<uint64_t>(shape.heads) * static_cast<uint64_t>(rows) *
+         static_cast<uint64_t>(shape.dim * int64_t{sizeof(float)} +
+                               2 * shape.buckets * int64_t{sizeof(at::Half)});
+}
+
+void SamplePool::put(int64_t window, int64_t first, const TrainSamples& samples) {
+  const int64_t slot = window % windows(), heads = samples.queries.size(0);
+  queries_.select(0, slot).narrow(0, first, heads).copy_(samples.queries);
+  masses_.select(0, slot).narrow(0, first, heads).copy_(samples.masses);
+  log_sizes_.select(0, slot).narrow(0, first, heads).copy_(samples.log_sizes);
+  counts_.select(0, slot).narrow(0, first, heads).copy_(samples.counts);
+}
+
+NetworkBatch SamplePool::draw(int64_t end, int64_t rows, uint64_t seed) const {
+  const c10::InferenceMode off(false);
+  const int64_t heads = queries_.size(1), most = queries_.size(2);
+  at::Generator random = at::make_generator<at::CPUGeneratorImpl>(seed);
+  const at::Device device = queries_.device();
+  const at::Tensor window =
+      at::randint(std::min(end, windows()), {rows}, random, at::kLong).to(device);
+  const at::Tensor place = at::rand({rows}, random, at::kDouble).to(device);
+  const at::Tensor counts = counts_.index_select(0, window).t();  // [n, rows]
+  const at::Tensor row = (counts * place).floor().to(at::kLong);  // below counts: place < 1
+  const at::Tensor head = at::arange(heads, window.options()).unsqueeze(1);
+  const at::Tensor flat = ((window.unsqueeze(0) * heads + head) * most + row).view({-1});
+  const auto pick = [&](const at::Tensor& from) {
+    return from.view({-1, from.size(3)})
+        .index_select(0, flat)
+        .view({heads, rows, from.size(3)})
+        .to(at::kFloat);
+  };
+  return {pick(queries_), pick(masses_), pick(log_sizes_), (counts > 0).to(at::kFloat)};
 }
 
 RecallSamples recall_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,

@@ -10,10 +10,21 @@
 
 #include "training/aten.h"
 #include "training/qmodel.h"
+#include "training/qmodel_network.h"
 #include "training/rope.h"
 #include "training/runner.h"
 
 namespace sqz::training {
+
+// In the order of the texts. The rest of a text, or a text shorter than a window, is a window if it
+// has at least half as many tokens.
+std::vector<TokenText> cut_windows(std::span<const TokenText> texts, const QmodelOptions& options);
+
+// A permutation of 0 .. count - 1.
+std::vector<int64_t> shuffled(int64_t count, uint64_t seed);
+
+// Draws up to `most` different tokens of a window of `tokens`, from `first` on, ascending.
+std::vector<int64_t> draw_positions(int64_t first, int64_t tokens, int64_t most, uint64_t seed);
 
 // float32 on one device. Before RoPE unless said otherwise.
 struct WindowLayer {
@@ -27,6 +38,16 @@ struct WindowLayer {
 WindowLayer window_layer(const LayerCapture& capture, const ModelDescription& model,
                          const std::vector<int64_t>& positions, const RopeTable& rope,
                          at::Device device);
+
+struct WindowPass {
+  std::vector<int64_t> positions;             // of the queries
+  std::vector<int64_t> layers;                // ascending; the other layers are skipped
+  at::Device device = at::kCPU;               // of the tensors of WindowLayer
+  std::function<void(double done)> progress;  // fraction of this pass; may be empty
+};
+// Calls body(i, layer) for pass.layers[i], in order. kNumeric if a key or query is not finite.
+Status run_window(Runner& runner, const TokenText& window, const WindowPass& pass,
+                  const std::function<Status(int64_t, const WindowLayer&)>& body);
 
 struct FarKeys {
   int64_t sink = 1;
@@ -67,6 +88,30 @@ struct TrainSamples {
 };
 TrainSamples train_samples(const WindowLayer& layer, const at::Tensor& centroids, double scale,
                            const FarKeys& far, const SampleChoice& choice);
+
+// The training samples of a bounded number of windows. A new window replaces the oldest one.
+class SamplePool {
+ public:
+  // Room for `windows`, each with `rows` queries of every head of `shape`.
+  SamplePool(const NetworkShape& shape, int64_t windows, int64_t rows, at::Device device);
+  static uint64_t window_bytes(const NetworkShape& shape, int64_t rows);
+
+  // Puts the heads of one layer of a window, from head `first` of the network on. Windows are
+  // counted from 0, in the order of training.
+  void put(int64_t window, int64_t first, const TrainSamples& samples);
+
+  // Draws a batch from the windows before number `end`. Each row comes from a window of its own
+  // draw, and each head has its own queries. The batch follows from the seed alone. Its tensors are
+  // no inference tensors.
+  NetworkBatch draw(int64_t end, int64_t rows, uint64_t seed) const;
+
+  int64_t windows() const { return queries_.size(0); }
+
+ private:
+  at::Tensor queries_;             // [windows, n, rows, d] float32
+  at::Tensor masses_, log_sizes_;  // [windows, n, rows, C] float16
+  at::Tensor counts_;              // [windows, n] float64: number of rows
+};
 
 // Every query of a window, to measure with.
 struct RecallSamples {

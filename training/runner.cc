@@ -7,42 +7,24 @@
 namespace sqz {
 namespace {
 
-Result<at::Device> parse_device(const std::string& name) {
-  const Status unknown(Code::kInvalidArgument,
-                       concat("device \"", name, "\": expected cpu, cuda or cuda:N"));
-  if (name == "cpu") return at::Device(at::kCPU);
-  const std::string digits = name.starts_with("cuda:") ? name.substr(5) : "";
-  const bool number = !digits.empty() && digits.size() < 3 &&
-                      digits.find_first_not_of("0123456789") == std::string::npos;
-  if (name != "cuda" && !number) return unknown;
-  if (!at::hasCUDA()) {
-    return Status(Code::kInvalidArgument, concat("device \"", name,
-                                                 "\": no CUDA device, or a LibTorch "
-                                                 "without CUDA"));
-  }
-  return at::Device(name);
+// "cpu", "cuda" or "cuda:N", which the tools check.
+Result<at::Device> device_of(const std::string& name) {
+  if (name == "cpu" || at::hasCUDA()) return at::Device(name);
+  return Status(Code::kInvalidArgument,
+                concat("device \"", name, "\": no CUDA device, or a LibTorch without CUDA"));
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Runner>> Runner::load(const std::string& directory,
                                              const RunnerOptions& options) {
-  if (options.dtype != DType::kF32 && options.dtype != DType::kBF16) {
-    return Status(Code::kInvalidArgument,
-                  concat("dtype ", dtype_name(options.dtype), ": expected F32 or BF16"));
-  }
-  if (options.threads < 0) {
-    return Status(Code::kInvalidArgument,
-                  concat("threads ", options.threads, ": expected 0 or more"));
-  }
   return training::guarded([&]() -> Result<std::unique_ptr<Runner>> {
-    SQZ_ASSIGN_OR_RETURN(const at::Device device, parse_device(options.device));
+    SQZ_ASSIGN_OR_RETURN(const at::Device device, device_of(options.device));
     SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(directory));
     training::set_threads(options.threads);
     const auto dtype = options.dtype == DType::kF32 ? at::kFloat : at::kBFloat16;
-    SQZ_ASSIGN_OR_RETURN(auto weights, training::load_weights(*checkpoint, device, dtype));
     std::unique_ptr<Runner> runner = std::make_unique<training::ModelRunner>(
-        training::Transformer(checkpoint->config(), std::move(weights)));
+        training::Transformer(checkpoint->config(), training::load_weights(*checkpoint, device, dtype)));
     return runner;
   });
 }

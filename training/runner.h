@@ -19,6 +19,12 @@
 
 namespace sqz {
 
+// A text as token ids.
+struct TokenText {
+  std::string name;  // opens messages: "book.txt"
+  std::vector<int32_t> tokens;
+};
+
 struct RunnerOptions {
   std::string device = "cpu";  // "cpu", "cuda", "cuda:1"
   DType dtype = DType::kF32;   // F32 or BF16: weights, activations, keys. Softmax is always f32
@@ -35,16 +41,16 @@ struct LayerCapture {
   std::span<const float> values;            // [Hkv, N, d]
   std::span<const float> queries;           // [Hq, n, d], after RoPE, of the positions asked for
   std::span<const float> queries_pre_rope;  // [Hq, n, d], empty unless asked for
-  std::span<const float> hidden;  // [N, hidden] input of the layer's first norm; empty unless asked
-  std::span<const float> cosine;  // [N] cosine of `hidden` with the state after the attention
-                                  // residual (SqueezeAttention, section 3); empty unless asked
+  std::span<const float> cosine;  // [N] cosine of the input of the layer's first norm with the
+                                  // state after the attention residual (SqueezeAttention,
+                                  // section 3); empty unless asked
   std::span<const float> attention;  // [Hkv, N] attention that each token got from all tokens,
                                      // summed over the heads of the group (H2O); empty unless asked
 };
 
 struct PrefillOptions {
   std::vector<int64_t> query_positions;  // ascending; queries of these tokens are captured
-  bool pre_rope = false, hidden = false, cosine = false;
+  bool pre_rope = false, cosine = false;
   bool attention = false;  // costs about as much as the pass's own attention
   bool on_device = false;  // leave keys and values in GPU memory, in the model's dtype, instead of
                            // copying them to the host; no effect on a model that runs on the CPU
@@ -82,25 +88,11 @@ class FixedContext {
  public:
   virtual ~FixedContext() = default;
   virtual int64_t tokens() const = 0;  // N: the first prompt token's position
-  // q: [T, Hq, d] float32 after RoPE, of tokens at positions first .. first + T - 1. Writes the
-  // state over the fixed context: out [T, Hq, d], lse [T, Hq] (natural log).
-  virtual Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
-                        float* lse) = 0;
-  // The same for several requests in one call. Each gets the answer that it would get alone. By
-  // default every request is one call of attend().
-  virtual Status attend_requests(int64_t layer, const ContextQueries& queries) {
-    const auto* q = static_cast<const float*>(queries.q);
-    auto* out = static_cast<float*>(queries.out);
-    for (size_t r = 0; r < queries.first.size(); ++r) {
-      const int64_t begin = queries.indptr[r], row = begin * queries.heads;
-      SQZ_RETURN_IF_ERROR(attend(layer, queries.first[r], queries.indptr[r + 1] - begin,
-                                 q + row * queries.dim, out + row * queries.dim,
-                                 queries.lse + row));
-    }
-    return {};
-  }
-  // The CUDA device that attend_requests() works on. Then its tensors are in the memory of this
-  // device, and it puts its work on the default stream without waiting. None: they are on the host.
+  // Writes the state over the fixed context: out, and lse in natural logs. Each request gets the
+  // answer that it would get alone.
+  virtual Status attend(int64_t layer, const ContextQueries& queries) = 0;
+  // The CUDA device that attend() works on. Then its tensors are in the memory of this device, and
+  // it puts its work on the default stream without waiting. None: they are on the host.
   virtual std::optional<int> device() const { return {}; }
   // On a device: the type of q and out if there is more than one token. One token may also be F32.
   virtual DType device_dtype() const { return DType::kF32; }
@@ -108,9 +100,6 @@ class FixedContext {
 
 struct GenerateOptions {
   int64_t max_tokens = 64;
-  double temperature = 0.0;  // 0: greedy
-  double top_p = 1.0;
-  uint64_t seed = 0;
   std::vector<int32_t> stop;  // token ids that end the answer (not part of it); model's EOS too
   std::function<bool(int32_t)> on_token;  // called for each id; returning false stops; may be empty
 };
@@ -131,6 +120,7 @@ struct Question {
 struct ObservedAttention {
   int64_t layer = 0;
   int64_t first = 0, count = 0;  // T = count tokens, at positions first, first + 1, ...
+  int64_t heads = 0, dim = 0;    // Hq, d
   const float* queries;          // [T, Hq, d], after RoPE
   const float* context_out;      // [T, Hq, d]: what the context answered
   const float* context_lse;      // [T, Hq]
@@ -140,8 +130,8 @@ struct ObservedAttention {
 
 struct ScoreOptions {
   bool losses = true;  // false: for the observer alone; the last token is run, too
-  // Called for each layer, and each run of up to kMaxContextTokens tokens; may be empty; an error
-  // stops the pass.
+  // Called for each layer, and each run of up to kMaxContextTokens tokens, on the caller's thread;
+  // may be empty; an error stops the pass.
   std::function<Status(const ObservedAttention&)> observer;
 };
 
@@ -159,7 +149,7 @@ class Runner {
   virtual Result<std::vector<float>> prefill(std::span<const int32_t> tokens,
                                              const PrefillOptions& options) = 0;
 
-  // Prompt, then one token at a time. With `context`, prompt tokens stand at positions N, N+1, ...
+  // Prompt, then one token at a time: always the likeliest. With `context`, prompt tokens stand at positions N, N+1, ...
   // and each attends to the context (through it) and causally to the tokens since. Without, the
   // prompt starts at position 0. `logits`, if given, receives a row [vocab] of every token that was
   // run: the prompt's, and the generated ones' but the last (all of them after a stop token).

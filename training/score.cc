@@ -7,78 +7,33 @@ namespace {
 
 constexpr int64_t kLogitRows = 64;  // of the vocabulary's width, in memory at once
 
-// Passes calls on to a context, and shows an observer both states: over the context, and of the
-// tokens' attention to each other.
-class ObservedContext final : public FixedContext, public LayerObserver {
- public:
-  ObservedContext(const Transformer& transformer, FixedContext& inner, const ScoreOptions& options,
-                  int64_t count)
-      : model_(transformer.config().description),
-        inner_(inner),
-        options_(options),
-        own_(transformer.make_cache()) {
-    own_->resize(count);
+at::Tensor on_host(const at::Tensor& x) {
+  return x.to(at::kCPU, at::kFloat).contiguous();
+}
+
+// Shows the observer both states of the tokens' attention, as many tokens at a time as the context
+// was asked about at a time. `start`: position of the first token.
+Status show_states(const ScoreOptions& options, int64_t layer, int64_t start, int64_t window,
+                   const at::Tensor& q, const AttentionState& context, const KvCache& own) {
+  for (int64_t first = 0; first < q.size(0); first += kMaxContextTokens) {
+    const int64_t count = std::min(kMaxContextTokens, q.size(0) - first);
+    const auto part = [&](const at::Tensor& x) { return on_host(x.narrow(0, first, count)); };
+    const AttentionState since = own.attend(q.narrow(0, first, count), first, window);
+    const at::Tensor queries = part(q), out = part(context.out), lse = part(context.lse);
+    const at::Tensor own_out = on_host(since.out), own_lse = on_host(since.lse);
+    SQZ_RETURN_IF_ERROR(options.observer({.layer = layer,
+                                          .first = start + first,
+                                          .count = count,
+                                          .heads = q.size(1),
+                                          .dim = q.size(2),
+                                          .queries = queries.data_ptr<float>(),
+                                          .context_out = out.data_ptr<float>(),
+                                          .context_lse = lse.data_ptr<float>(),
+                                          .own_out = own_out.data_ptr<float>(),
+                                          .own_lse = own_lse.data_ptr<float>()}));
   }
-
-  int64_t tokens() const override { return inner_.tokens(); }
-
-  std::optional<int> device() const override { return inner_.device(); }
-  DType device_dtype() const override { return inner_.device_dtype(); }
-
-  Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
-                float* lse) override {
-    const int64_t indptr[] = {0, count};
-    return attend_requests(layer, {.q = q,
-                                   .out = out,
-                                   .lse = lse,
-                                   .heads = model_.query_heads,
-                                   .dim = model_.head_dim,
-                                   .indptr = indptr,
-                                   .first = {&first, 1}});
-  }
-
-  // There is one request. The observer gets float32 on the host.
-  Status attend_requests(int64_t layer, const ContextQueries& queries) override {
-    SQZ_RETURN_IF_ERROR(inner_.attend_requests(layer, queries));
-    const int64_t first = queries.first.front(), count = queries.indptr.back();
-    const auto place =
-        device() ? at::Device(at::kCUDA, static_cast<int8_t>(*device())) : at::Device(at::kCPU);
-    const auto tensor = [&](const void* data, at::IntArrayRef shape, DType dtype) {
-      return at::from_blob(const_cast<void*>(data), shape,
-                           at::device(place).dtype(scalar_type(dtype)));
-    };
-    const at::Tensor q = tensor(queries.q, {count, queries.heads, queries.dim}, queries.dtype);
-    const at::Tensor out = tensor(queries.out, q.sizes(), queries.dtype);
-    const at::Tensor lse = tensor(queries.lse, {count, queries.heads}, DType::kF32);
-    const at::Tensor keys = own_->keys();  // undefined in a CPU cache
-    const AttentionState own =
-        own_->attend(keys.defined() ? q.to(keys.options()) : q, first - inner_.tokens(),
-                     model_.sliding_window[static_cast<size_t>(layer)]);
-    const auto host = [](const at::Tensor& x) { return x.to(at::kCPU, at::kFloat).contiguous(); };
-    const at::Tensor host_q = host(q), host_out = host(out), host_lse = host(lse);
-    const at::Tensor own_out = host(own.out), own_lse = host(own.lse);
-    return options_.observer({.layer = layer,
-                              .first = first,
-                              .count = count,
-                              .queries = host_q.data_ptr<float>(),
-                              .context_out = host_out.data_ptr<float>(),
-                              .context_lse = host_lse.data_ptr<float>(),
-                              .own_out = own_out.data_ptr<float>(),
-                              .own_lse = own_lse.data_ptr<float>()});
-  }
-
-  void projected(int64_t first, const at::Tensor&, const Projection& projection) override {
-    own_->write(first, projection.k, projection.v);
-  }
-  void attended(int64_t, const at::Tensor&, const at::Tensor&) override {}
-  bool needs_output(int64_t, int64_t, int64_t) const override { return true; }
-
- private:
-  const ModelDescription& model_;
-  FixedContext& inner_;
-  const ScoreOptions& options_;
-  std::unique_ptr<KvCache> own_;  // of the layer at hand
-};
+  return {};
+}
 
 Result<std::vector<double>> token_losses(const Transformer& transformer, const at::Tensor& x,
                                          std::span<const int32_t> targets, int64_t first) {
@@ -109,16 +64,18 @@ Result<std::vector<double>> ModelRunner::score(std::span<const int32_t> tokens,
     }
     const auto inputs = options.losses ? tokens.first(tokens.size() - 1) : tokens;
     const auto count = static_cast<int64_t>(inputs.size());
-    std::unique_ptr<ObservedContext> observed;
-    if (options.observer) {
-      observed = std::make_unique<ObservedContext>(transformer_, context, options, count);
-    }
     Step step;
     step.x = transformer_.embed(inputs);
     step.rope = transformer_.rope(first, count);
     step.block = kDefaultChunk;
-    step.context = observed ? observed.get() : &context;
-    step.observer = observed.get();
+    step.context = &context;
+    if (options.observer) {
+      step.answered = [&](int64_t layer, const at::Tensor& q, const AttentionState& state,
+                          const KvCache& own) {
+        const int64_t window = config().description.sliding_window[static_cast<size_t>(layer)];
+        return show_states(options, layer, first, window, q, state, own);
+      };
+    }
     const auto cache = transformer_.make_cache();
     KvCache* const caches[] = {cache.get()};
     for (int64_t layer = 0; layer < config().description.layers; ++layer) {

@@ -84,7 +84,7 @@ Result<AttentionState> Transformer::attend_context(int64_t l, FixedContext& cont
       std::vector<int64_t> cut;
       for (size_t i = r; i <= end; ++i) cut.push_back(std::min(indptr[i] - indptr[r], count));
       const int64_t begin = positions[r] + first - indptr[r];
-      SQZ_RETURN_IF_ERROR(context.attend_requests(
+      SQZ_RETURN_IF_ERROR(context.attend(
           l, {.dtype = dtype,
               .q = at_row(queries, first),
               .out = at_row(out, first),
@@ -141,6 +141,7 @@ Status Transformer::run_layer(int64_t l, const Step& step, std::span<KvCache* co
   AttentionState fixed;
   if (step.context != nullptr) {
     SQZ_ASSIGN_OR_RETURN(fixed, attend_context(l, *step.context, indptr, positions, queries));
+    if (step.answered) SQZ_RETURN_IF_ERROR(step.answered(l, queries, fixed, *caches[0]));
   }
   const bool last = l + 1 == model.layers;
   const int64_t window = model.sliding_window[static_cast<size_t>(l)];

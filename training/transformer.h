@@ -38,6 +38,11 @@ struct Step {
   int64_t block = 0;                // tokens that one thread takes at a time
   FixedContext* context = nullptr;  // in front of all tokens of the caches; may be null
   LayerObserver* observer = nullptr;
+  // Gets the queries [T, Hq, d] of each layer, the state of the context for them, and the cache,
+  // which has the keys and values of all T tokens. For one request; may be empty.
+  std::function<Status(int64_t layer, const at::Tensor& q, const AttentionState& context,
+                       const KvCache& own)>
+      answered;
   // Request r has tokens indptr[r] .. indptr[r + 1] - 1. Empty: one request has all tokens.
   std::vector<int64_t> indptr;
 };

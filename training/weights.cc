@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 
 namespace sqz::training {
 
@@ -17,9 +18,6 @@ class Loader {
  public:
   Loader(const Checkpoint& checkpoint, at::Device device, at::ScalarType dtype)
       : checkpoint_(checkpoint), device_(device), dtype_(dtype) {}
-
-  // The first failure. Tensors after it are undefined.
-  const Status& status() const { return status_; }
 
   at::Tensor tensor(const std::string& name) { return joined({name}, dtype_); }
   at::Tensor matrix(const std::string& name) { return joined({name}, matrix_type({name})); }
@@ -39,13 +37,19 @@ class Loader {
   at::ScalarType matrix_type(const std::vector<std::string>& names) const {
     std::optional<at::ScalarType> type;
     for (const std::string& name : names) {
-      const auto part = checkpoint_.tensor(name);
-      if (!part.ok() || !device_.is_cpu() || dtype_ != at::kFloat) return dtype_;
-      const at::ScalarType found = scalar_type(part->dtype);
+      if (!device_.is_cpu() || dtype_ != at::kFloat) return dtype_;
+      const at::ScalarType found = scalar_type(part(name).dtype);
       if (type.value_or(found) != found) return dtype_;
       type = found;
     }
     return type.value_or(dtype_);
+  }
+
+  // Checkpoint::open() has seen that the tensor is there.
+  Checkpoint::Tensor part(const std::string& name) const {
+    const auto found = checkpoint_.tensor(name);
+    if (!found.ok()) throw std::runtime_error(found.status().message());
+    return *found;
   }
 
   // Joins tensors along the first dimension.
@@ -53,17 +57,12 @@ class Loader {
     std::vector<Checkpoint::Tensor> parts;
     std::vector<int64_t> shape;
     for (const std::string& name : names) {
-      auto found = checkpoint_.tensor(name);
-      if (!found.ok()) {
-        if (status_.ok()) status_ = found.status();
-        return {};
-      }
+      parts.push_back(part(name));
       if (shape.empty()) {
-        shape = found->shape;
+        shape = parts.back().shape;
       } else {
-        shape[0] += found->shape[0];
+        shape[0] += parts.back().shape[0];
       }
-      parts.push_back(*std::move(found));
     }
     const at::Tensor out = at::empty(shape, at::device(device_).dtype(dtype));
     int64_t row = 0;
@@ -87,7 +86,6 @@ class Loader {
   const Checkpoint& checkpoint_;
   at::Device device_;
   at::ScalarType dtype_;
-  Status status_;
 };
 
 LayerWeights load_layer(Loader& load, const ModelConfig& config, const std::string& prefix) {
@@ -108,7 +106,7 @@ LayerWeights load_layer(Loader& load, const ModelConfig& config, const std::stri
 
 }  // namespace
 
-Result<ModelWeights> load_weights(const Checkpoint& checkpoint, at::Device device,
+ModelWeights load_weights(const Checkpoint& checkpoint, at::Device device,
                                   at::ScalarType dtype) {
   const ModelConfig& config = checkpoint.config();
   Loader load(checkpoint, device, dtype);
@@ -116,11 +114,9 @@ Result<ModelWeights> load_weights(const Checkpoint& checkpoint, at::Device devic
   out.embedding = load.matrix("model.embed_tokens.weight");
   for (int64_t l = 0; l < config.description.layers; ++l) {
     out.layers.push_back(load_layer(load, config, concat("model.layers.", l, ".")));
-    SQZ_RETURN_IF_ERROR(load.status());
   }
   out.norm = load.tensor("model.norm.weight");
   out.lm_head = config.tie_embeddings ? out.embedding : load.matrix("lm_head.weight");
-  SQZ_RETURN_IF_ERROR(load.status());
   return out;
 }
 

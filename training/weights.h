@@ -27,8 +27,7 @@ struct ModelWeights {
   at::Tensor lm_head;  // [vocab, hidden]; the embedding if tied
 };
 
-// LibTorch may throw.
-Result<ModelWeights> load_weights(const Checkpoint& checkpoint, at::Device device,
-                                  at::ScalarType dtype);
+// Throws if LibTorch does.
+ModelWeights load_weights(const Checkpoint& checkpoint, at::Device device, at::ScalarType dtype);
 
 }  // namespace sqz::training

@@ -206,14 +206,12 @@ TEST(Metrics, AreThoseComputedByHand) {
 }
 
 TEST(Metrics, MergedAttentionIsOneSoftmax) {
-  ModelDescription model;
-  model.query_heads = 3;
-  model.head_dim = 2;
   // Keys with logits log 1 and log 3 and values 4 and 8: 1/4 * 4 + 3/4 * 8 = 7.
   const std::vector<float> out = {4, 8, 1, 1, 1, 1}, lse = {0, kNothing, kNothing};
   const std::vector<float> own = {8, 4, 2, 3, 1, 1}, own_lse = {std::log(3.0f), 500, kNothing};
-  const ObservedAttention seen = {.count = 1, .own_out = own.data(), .own_lse = own_lse.data()};
-  const auto merged = merged_attention(seen, out.data(), lse.data(), model);
+  const ObservedAttention seen = {
+      .count = 1, .heads = 3, .dim = 2, .own_out = own.data(), .own_lse = own_lse.data()};
+  const auto merged = merged_attention(seen, out.data(), lse.data());
   EXPECT_THAT(merged, ::testing::Pointwise(::testing::FloatNear(1e-5f),
                                            std::vector<float>{7, 5, 2, 3, 0, 0}));
 }

@@ -155,21 +155,20 @@ namespace {
 // A context that changes the answers of another one: out * scale, lse + shift.
 class ChangedContext final : public FixedContext {
  public:
-  ChangedContext(FixedContext& inner, const ModelDescription& model, float scale, float shift)
-      : inner_(inner), model_(model), scale_(scale), shift_(shift) {}
+  ChangedContext(FixedContext& inner, float scale, float shift)
+      : inner_(inner), scale_(scale), shift_(shift) {}
 
   int64_t tokens() const override { return inner_.tokens(); }
-  Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
-                float* lse) override {
-    SQZ_RETURN_IF_ERROR(inner_.attend(layer, first, count, q, out, lse));
-    for (int64_t i = 0; i < count * model_.query_heads * model_.head_dim; ++i) out[i] *= scale_;
-    for (int64_t i = 0; i < count * model_.query_heads; ++i) lse[i] += shift_;
+  Status attend(int64_t layer, const ContextQueries& queries) override {
+    SQZ_RETURN_IF_ERROR(inner_.attend(layer, queries));
+    const int64_t rows = queries.indptr.back() * queries.heads;
+    for (int64_t i = 0; i < rows * queries.dim; ++i) static_cast<float*>(queries.out)[i] *= scale_;
+    for (int64_t i = 0; i < rows; ++i) queries.lse[i] += shift_;
     return {};
   }
 
  private:
   FixedContext& inner_;
-  const ModelDescription& model_;
   float scale_, shift_;
 };
 
@@ -209,9 +208,9 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
     return IndexContext::open(indexes.path(view, {}), *session_options(selection, 1)).value();
   };
   const auto dense = open(0, "dense"), same = open(0, "dense"), squeezed = open(0, "squeezed");
-  ChangedContext half(*same, model.description(), 1, -std::log(2.0f));
-  ChangedContext nothing(*same, model.description(), 0, -INFINITY);
-  Probe probe(model.description(), {same.get(), &half, &nothing, squeezed.get()}, 128);
+  ChangedContext half(*same, 1, -std::log(2.0f));
+  ChangedContext nothing(*same, 0, -INFINITY);
+  Probe probe({same.get(), &half, &nothing, squeezed.get()}, 128);
   ScoreOptions options;
   options.observer = [&](const ObservedAttention& attention) { return probe.observe(attention); };
   dense->place(kTokens);

@@ -138,13 +138,10 @@ TEST_F(IndexToolTest, BuildsFromACapture) {
     EXPECT_GT(expect({"sqz-index verify x.sqz", 0, {"ok", "problems"}})["checked"], 10);
   }
   EXPECT_EQ(files(), "c.h5\nx.sqz\n");
-  // Options come from the environment, too; the command line wins.
   const Json built =
-      expect({"sqz-index build -o z.sqz --sink 8",
+      expect({"sqz-index build --capture c.h5 -o z.sqz --sink 8 --tail 50 --level-fractions 0.02,0.1",
               0,
-              {"seconds.cluster"},
-              "",
-              {"SQZ_CAPTURE=c.h5", "SQZ_TAIL=50", "SQZ_SINK=9", "SQZ_LEVEL_FRACTIONS=0.02,0.1"}});
+              {"seconds.cluster"}});
   EXPECT_EQ(built["clustered"], 600 - 8 - 50);
   EXPECT_EQ(built["clusters"], Json({12, 60}));
 }

@@ -255,25 +255,6 @@ TEST_F(ModelTools, GenerateRefusesWhatItCannotServe) {
               ask("--selector dense", 0, {})});
 }
 
-TEST_F(ModelTools, TheCommandLineWinsOverVariables) {
-  build("a.sqz", "a.txt");
-  const std::vector<std::string> budget = {"SQZ_BUDGET=0.3"};
-  ToolCase by_variable = ask("", 0, {}), other = ask("--sparsity 0.2", 0, {}),
-           same = ask("--budget=0.4", 0, {}), dense = ask("--dense", 0, {});
-  by_variable.environment = other.environment = same.environment = dense.environment = budget;
-  EXPECT_EQ(expect(by_variable)["budget"]["asked"], 0.3);
-  EXPECT_NEAR(expect(other)["keep"]["asked"], 0.8, 0.01);
-  EXPECT_EQ(expect(same)["budget"]["asked"], 0.4);
-  EXPECT_EQ(expect(dense)["budget"]["delivered"], 1.0);
-  // A variable of no use is ignored, and one that is wrong is named.
-  ToolCase wrong = ask("", 2, {"--budget", "7"});
-  wrong.environment = {"SQZ_BUDGET=7"};
-  expect(wrong);
-  const ToolRun said =
-      run("sqz-generate", {"-m", kModel, "-i", path("a.sqz"), "-p", "x"}, "", wrong.environment);
-  EXPECT_THAT(said.err, HasSubstr("SQZ_BUDGET=7"));
-}
-
 TEST_F(ModelTools, AChatTemplateIsNotAppliedAndItIsSaid) {
   fs::copy(kModel, path("chat"));
   const auto warned = [&] {

@@ -62,7 +62,6 @@ struct ToolCase {
   // Keys of the result ("budget.delivered") if the code is 0, else parts of the error message.
   std::vector<std::string> parts;
   std::string input;
-  std::vector<std::string> environment;
 };
 
 inline std::string read_all(const std::filesystem::path& path) {
@@ -126,7 +125,7 @@ class ToolTest : public ::testing::Test {
       ::signal(SIGHUP, SIG_DFL);
       if (ready && program) ::execv(tool.c_str(), argv.data());
       if (!ready || !main) ::_exit(127);
-      ::setenv("OMP_WAIT_POLICY", "passive", 0);  // let_openmp_sleep() would start the test again
+      ::setenv("OMP_WAIT_POLICY", "passive", 0);  // else the tool would start the test again
       const int code = [&]() noexcept {
         return main(static_cast<int>(arguments.size()) + 1, argv.data());
       }();
@@ -150,7 +149,7 @@ class ToolTest : public ::testing::Test {
     const std::string tool = words.front();
     words.erase(words.begin());
     words.emplace_back("--json");
-    const ToolRun found = run(tool, words, wanted.input, wanted.environment);
+    const ToolRun found = run(tool, words, wanted.input);
     EXPECT_EQ(found.code, wanted.code) << found.out << found.err;
     if (found.code != wanted.code) return Json::object();
     const Json last = found.last(wanted.code == 0 ? "result" : "error");

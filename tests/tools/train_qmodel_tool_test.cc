@@ -80,7 +80,7 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndOtherToolsServeIt) {
 
 TEST_F(TrainQmodelTool, StoppedItHasSaidItsChecksAndLeavesNothing) {
   const std::string before = files();
-  auto words = words_of(train("--steps 100000 --checks 100000 --patience 100000 -o q.sqz"));
+  auto words = words_of(train("--steps 100000 --checks 100000 -o q.sqz"));
   words.erase(words.begin());
   const ToolRun stopped = run(SQZ_TRAIN_QMODEL_TOOL, words, "", {}, [&](pid_t child) {
     signal_when(child, SIGINT, [&] {

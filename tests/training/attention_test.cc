@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "tests/training/golden.h"
-#include "training/attention_mass.h"
 #include "training/runner.h"
 
 namespace sqz::training {

@@ -8,9 +8,7 @@
 #include <cmath>
 
 #include "tests/training/golden.h"
-#include "training/qmodel_pool.h"
 #include "training/qmodel_recall.h"
-#include "training/qmodel_windows.h"
 
 namespace sqz::training {
 namespace {

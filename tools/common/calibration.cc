@@ -13,21 +13,22 @@ class Recorder final : public FixedContext {
   Recorder(FixedContext& inner, const IndexMetadata& index, int64_t position)
       : inner_(inner),
         index_(index),
-        tokens_(position > 0 ? position : inner.tokens()),
-        row_(index.model.query_heads * index.model.head_dim) {
+        tokens_(position > 0 ? position : inner.tokens()) {
     recorded_.layers.resize(static_cast<size_t>(index.model.layers));
   }
 
   int64_t tokens() const override { return tokens_; }
 
-  Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
-                float* lse) override {
+  Status attend(int64_t layer, const ContextQueries& queries) override {
     const auto l = static_cast<size_t>(layer);
+    const int64_t count = queries.indptr.back();
     if (layer == 0) recorded_.calls.push_back(count);
     if (!index_.layers[l].dense) {
-      recorded_.layers[l].insert(recorded_.layers[l].end(), q, q + count * row_);
+      const auto* q = static_cast<const float*>(queries.q);  // the inner context is on the CPU
+      recorded_.layers[l].insert(recorded_.layers[l].end(), q,
+                                 q + count * queries.heads * queries.dim);
     }
-    return inner_.attend(layer, first, count, q, out, lse);
+    return inner_.attend(layer, queries);
   }
 
   RecordedQueries take() { return std::move(recorded_); }
@@ -35,7 +36,7 @@ class Recorder final : public FixedContext {
  private:
   FixedContext& inner_;
   const IndexMetadata& index_;
-  int64_t tokens_, row_;
+  int64_t tokens_;
   RecordedQueries recorded_;
 };
 

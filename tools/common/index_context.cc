@@ -58,19 +58,7 @@ DType IndexContext::device_dtype() const {
   return info().dtype_code == kBfloatCode ? DType::kBF16 : DType::kF16;
 }
 
-Status IndexContext::attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
-                            float* lse) {
-  const int64_t indptr[] = {0, count};
-  return attend_requests(layer, {.q = q,
-                                 .out = out,
-                                 .lse = lse,
-                                 .heads = info().query_heads,
-                                 .dim = info().head_dim,
-                                 .indptr = indptr,
-                                 .first = {&first, 1}});
-}
-
-Status IndexContext::attend_requests(int64_t layer, const ContextQueries& queries) {
+Status IndexContext::attend(int64_t layer, const ContextQueries& queries) {
   const int64_t count = queries.indptr.back();
   positions_.resize(static_cast<size_t>(count));
   for (size_t r = 0; r < queries.first.size(); ++r) {

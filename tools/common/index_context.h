@@ -55,9 +55,7 @@ class IndexContext final : public FixedContext {
   void place(int64_t tokens) { tokens_ = tokens; }
   std::optional<int> device() const override { return index_->gpu(); }
   DType device_dtype() const override;
-  Status attend(int64_t layer, int64_t first, int64_t count, const float* q, float* out,
-                float* lse) override;
-  Status attend_requests(int64_t layer, const ContextQueries& queries) override;
+  Status attend(int64_t layer, const ContextQueries& queries) override;
 
   // Totals since open() or reset_stats(), of one layer or (-1) of all.
   Result<sqz_stats> stats(int64_t layer = -1) const;

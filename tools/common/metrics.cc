@@ -60,8 +60,8 @@ double relative_error(std::span<const float> a, std::span<const float> b) {
 }
 
 std::vector<float> merged_attention(const ObservedAttention& seen, const float* out,
-                                    const float* lse, const ModelDescription& model) {
-  const int64_t rows = seen.count * model.query_heads, dim = model.head_dim;
+                                    const float* lse) {
+  const int64_t rows = seen.count * seen.heads, dim = seen.dim;
   std::vector<float> merged;
   merged.reserve(static_cast<size_t>(rows * dim));
   for (int64_t row = 0; row < rows; ++row) {
@@ -75,6 +75,20 @@ std::vector<float> merged_attention(const ObservedAttention& seen, const float* 
     }
   }
   return merged;
+}
+
+Result<OtherAttention> attention_with(FixedContext& context, const ObservedAttention& seen) {
+  const auto rows = static_cast<size_t>(seen.count * seen.heads);
+  std::vector<float> out(rows * static_cast<size_t>(seen.dim)), lse(rows);
+  const int64_t indptr[] = {0, seen.count};
+  SQZ_RETURN_IF_ERROR(context.attend(seen.layer, {.q = seen.queries,
+                                                  .out = out.data(),
+                                                  .lse = lse.data(),
+                                                  .heads = seen.heads,
+                                                  .dim = seen.dim,
+                                                  .indptr = indptr,
+                                                  .first = {&seen.first, 1}}));
+  return OtherAttention{merged_attention(seen, out.data(), lse.data()), std::move(lse)};
 }
 
 double recalled_mass(float lse, float dense_lse) {

@@ -30,7 +30,14 @@ double relative_error(std::span<const float> a, std::span<const float> b);
 // [T, Hq, d]: attention over all keys, from a state over the context, `out` [T, Hq, d] with `lse`
 // [T, Hq], and the state over the tokens since in `seen`. An lse of -infinity means no key.
 std::vector<float> merged_attention(const ObservedAttention& seen, const float* out,
-                                    const float* lse, const ModelDescription& model);
+                                    const float* lse);
+
+struct OtherAttention {
+  std::vector<float> merged;  // [T, Hq, d]: merged_attention()
+  std::vector<float> lse;     // [T, Hq] over the context
+};
+// What the layer's attention would have been with `context` in place of the one that answered.
+Result<OtherAttention> attention_with(FixedContext& context, const ObservedAttention& seen);
 
 // exp(lse - dense_lse): the part of the dense softmax's mass on the keys that were read; 1 if no
 // key is there.

@@ -22,7 +22,7 @@ void write_stdout(const std::string& text) {
 
 void Output::line(const std::string& kind, const JsonMembers& fields, bool last) const {
   const std::lock_guard lock(mutex_);
-  if (!json_ || ended_) return;
+  if (!json_ || ended_ || silent_) return;
   ended_ = last;
   JsonMembers line = fields;
   line["event"] = kind;
@@ -38,6 +38,7 @@ void Output::error(const Status& status) const {
 }
 
 void Output::result(const JsonMembers& fields, const Rows& rows) const {
+  if (silent_) return;
   if (json_) return line("result", fields, true);
   size_t width = 0;
   for (const auto& [name, value] : rows) width = std::max(width, name.size());
@@ -52,7 +53,7 @@ void Output::result(const JsonMembers& fields) const {
 }
 
 void Output::text(const std::string& text) const {
-  if (!json_) write_stdout(text);
+  if (!json_ && !silent_) write_stdout(text);
 }
 
 Status finish_stdout() {

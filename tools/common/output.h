@@ -17,7 +17,7 @@ using Rows = std::vector<std::pair<std::string, std::string>>;  // name, value
 
 class Output {
  public:
-  explicit Output(bool json) : json_(json) {}
+  explicit Output(bool json, bool silent = false) : json_(json), silent_(silent) {}
 
   bool json() const { return json_; }
   // With --json: one line {"event": KIND, ...fields}. Nothing follows the last line.
@@ -35,7 +35,7 @@ class Output {
  private:
   void line(const std::string& kind, const JsonMembers& fields, bool last) const;
 
-  bool json_;
+  bool json_, silent_;  // silent: nothing is written
   mutable std::mutex mutex_;
   mutable bool ended_ = false;  // the last line was written
 };

@@ -1,11 +1,11 @@
 #include "tools/common/tool.h"
 
+#include <signal.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <exception>
@@ -13,15 +13,12 @@
 #include <new>
 
 #include "formats/base/parallel.h"
-#include "tools/common/openmp_wait.h"
-#include "tools/common/signals.h"
+#include "formats/base/temporaries.h"
 
 namespace sqz {
 namespace {
 
 constexpr const char* kCommonNotes =
-    "Every option --some-name may also be given as the variable SQZ_SOME_NAME; the command line "
-    "wins.\n"
     "Exit codes: 0 ok; 1 the system refused, an output exists, or a bug; 2 options that cannot be "
     "used, together or with this input or machine; 3 bad input file: missing, broken, unsupported "
     "or of another model.\n";
@@ -51,37 +48,40 @@ class HelpFormatter : public CLI::Formatter {
   std::string examples_;
 };
 
-std::string variable_of(const CLI::Option& option) {
-  std::string name = option.get_lnames().front();
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
-    return static_cast<char>(c == '-' ? '_' : std::toupper(c));
-  });
-  return "SQZ_" + name;
+// By default, idle OpenMP threads spin for milliseconds on cores that the threads of clustering and
+// of the runtime need. OpenMP reads its environment when it is loaded, so this starts the program
+// again. Returns if the policy is set, or if the start fails.
+void let_openmp_sleep(char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+  if (::setenv("OMP_WAIT_POLICY", "passive", 1) == 0) ::execv("/proc/self/exe", argv);
 }
 
-const char* value_of(const CLI::Option& option) {
-  if (option.get_lnames().empty() || option.get_positional()) return nullptr;
-  const std::string& name = option.get_lnames().front();
-  if (name == "help" || name == "version") return nullptr;
-  return std::getenv(variable_of(option).c_str());
+void on_signal(int signal) {
+  remove_temporaries();
+  ::raise(signal);  // the action is the default one by now
 }
 
-// Whether the option is on the command line.
-bool is_given(const CLI::Option& option, const std::vector<std::string>& arguments) {
-  return std::any_of(arguments.begin(), arguments.end(), [&](const std::string& argument) {
-    if (argument.starts_with("--")) {
-      return option.check_lname(argument.substr(2, argument.find('=') - 2));
-    }
-    return argument.size() > 1 && argument[0] == '-' && option.check_sname(argument.substr(1, 1));
-  });
+// SIGINT, SIGTERM and SIGHUP end a tool at once, as they do by default, but its temporary files are
+// removed first. A signal that the parent ignores (nohup) stays ignored.
+void handle_signals() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction action = {};
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler == SIG_IGN) continue;
+    action = {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESETHAND | SA_NODEFER;
+    sigaction(signal, &action, nullptr);
+  }
 }
 
 void set_up_log(const std::string& name, const CommonOptions& options) {
   auto logger = spdlog::stderr_color_mt(name);
   logger->set_pattern("%n: %^%l%$: %v");
-  logger->set_level(options.quiet     ? spdlog::level::err
-                    : options.verbose ? spdlog::level::debug
-                                      : spdlog::level::info);
+  logger->set_level(options.quiet > 1   ? spdlog::level::off
+                    : options.quiet > 0 ? spdlog::level::err
+                    : options.verbose   ? spdlog::level::debug
+                                        : spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
 }
 
@@ -115,7 +115,8 @@ std::optional<int> CommonOptions::gpu() const {
 }
 
 ProgressStyle ToolContext::progress_style() const {
-  return sqz::progress_style(options.progress, ::isatty(STDERR_FILENO) == 1, options.quiet);
+  return sqz::progress_style(options.progress, ::isatty(STDERR_FILENO) == 1,
+                             options.quiet > 0);
 }
 
 CLI::Validator whole_number(int64_t least) {
@@ -175,7 +176,7 @@ void Tool::add_common_options(CLI::App& app) {
       "--json", options_.json,
       "Print JSON, one object a line, each with `event`; the last is the result or the error");
   app.add_flag("-q,--quiet", options_.quiet,
-               "No messages but errors on standard error; results are still printed");
+               "Print results and errors alone; twice: nothing, the exit code says it");
   app.add_flag("-v,--verbose", options_.verbose, "Say more");
   app.add_flag_function(
       "--progress,!--no-progress", [this](int64_t count) { options_.progress = count > 0; },
@@ -197,30 +198,6 @@ void Tool::add_common_options(CLI::App& app) {
                            (device.starts_with("cuda:") && fits<uint16_t>(device.substr(5)));
         return known ? std::string() : "expected cpu, cuda or cuda:N, found " + device;
       });
-}
-
-// Adds options from variables, unless the command line has the option or one that excludes it, and
-// unless the option needs another one that is not given.
-std::vector<std::string> Tool::with_variables(std::vector<std::string> arguments) {
-  const auto end = std::find(arguments.begin(), arguments.end(), "--");
-  const std::vector<std::string> given(arguments.begin(), end);
-  std::vector<std::string> added;
-  for (const CLI::Option* option : chosen_->get_options()) {
-    const char* value = value_of(*option);
-    const auto on_line = [&](const CLI::Option* other) { return is_given(*other, given); };
-    const auto excluded = option->get_excludes(), needed = option->get_needs();
-    if (value == nullptr || on_line(option) ||
-        std::any_of(excluded.begin(), excluded.end(), on_line) ||
-        !std::all_of(needed.begin(), needed.end(), [&](const CLI::Option* other) {
-          return on_line(other) || value_of(*other) != nullptr;
-        })) {
-      continue;
-    }
-    added.push_back(concat("--", option->get_lnames().front(), "=", value));
-    variables_ += concat(variables_.empty() ? "" : ", ", variable_of(*option), "=", value);
-  }
-  arguments.insert(end, added.begin(), added.end());
-  return arguments;
 }
 
 std::string Tool::problem(const CLI::ParseError& error) const {
@@ -247,7 +224,6 @@ int Tool::parse(int argc, char** argv, bool& done) {
   for (CLI::App* sub : app_.get_subcommands({})) {
     if (word != arguments.end() && *word == sub->get_name()) chosen_ = sub;
   }
-  arguments = with_variables(std::move(arguments));
   done = true;
   try {
     std::reverse(arguments.begin(), arguments.end());
@@ -261,7 +237,7 @@ int Tool::parse(int argc, char** argv, bool& done) {
     const Status refused(Code::kInvalidArgument, problem(error));
     // Options behind the wrong one may not have been read.
     const bool json = options_.json || std::count(argv, argv + argc, std::string("--json")) > 0;
-    Output(json).error(refused);
+    Output(json, options_.quiet > 1).error(refused);
     say_error(refused);
     return kExitUsage;
   }
@@ -282,7 +258,7 @@ int Tool::run(int argc, char** argv, bool sleeping_openmp) {
                  options_.threads, cores);
   }
   if (options_.threads == 0 || options_.threads > cores) options_.threads = cores;
-  const ToolContext context{options_, Output(options_.json)};
+  const ToolContext context{options_, Output(options_.json, options_.quiet > 1)};
   const auto run = [&]() -> Status {
     try {
       return run_(context);
@@ -304,9 +280,9 @@ int Tool::finish(const Status& found, const Output& output) const {
 }
 
 void Tool::say_error(const Status& status) const {
+  if (options_.quiet > 1) return;
   std::cerr << name_ << ": error: " << printable(status.message()) << '\n';
   if (exit_code(status) != kExitUsage) return;
-  if (!variables_.empty()) std::cerr << "Set by variables: " << printable(variables_) << '\n';
   const std::string command = chosen_ == &app_ ? "" : " " + chosen_->get_name();
   std::cerr << "Run '" << name_ << command << " --help' for the options.\n";
 }

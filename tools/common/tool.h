@@ -1,5 +1,4 @@
-// The frame of all tools: common options, variables, --help, logging, signals, and the exit code of
-// a Status.
+// The frame of all tools: common options, --help, logging, signals, and the exit code of a Status.
 //
 //   int main(int argc, char** argv) {
 //     sqz::Tool tool("sqz-index", "Builds ...", "Result: ...\n\nExamples: ...");
@@ -7,9 +6,6 @@
 //     build->add_option(...);
 //     return tool.run(argc, argv);
 //   }
-//
-// Every option --some-name may also be given as the variable SQZ_SOME_NAME. The command line wins:
-// over the same option, and over options that exclude it.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -36,7 +32,7 @@ int exit_code(const Status& status);
 
 struct CommonOptions {
   bool json = false;
-  bool quiet = false;  // errors only on standard error; results are still written
+  int quiet = 0;  // 1: no messages but errors, and results; 2: nothing
   bool verbose = false;
   int threads = 0;  // after parsing: from 1 to the cores that this process may use
   uint64_t seed = 0;
@@ -92,15 +88,15 @@ class Tool {
   // For a tool without subcommands.
   CLI::App* only_command(Run run);
 
-  // Parses, runs, and returns the exit code. Catches all exceptions. `sleeping_openmp`: calls
-  // let_openmp_sleep() first (openmp_wait.h), for tools that work for minutes.
+  // Parses, runs, and returns the exit code. Catches all exceptions. `sleeping_openmp`: OpenMP's
+  // threads sleep while they wait for work. The libraries are loaded twice then, so this is for
+  // tools that work for minutes.
   int run(int argc, char** argv, bool sleeping_openmp = false);
 
  private:
   void set_notes(CLI::App& app, const std::string& notes);
   void add_common_options(CLI::App& app);
   int parse(int argc, char** argv, bool& done);
-  std::vector<std::string> with_variables(std::vector<std::string> arguments);
   std::string problem(const CLI::ParseError& error) const;
   int finish(const Status& status, const Output& output) const;
   void say_error(const Status& status) const;
@@ -109,8 +105,7 @@ class Tool {
   CLI::App app_;
   CLI::App* chosen_;  // the command that was named, or app_
   CommonOptions options_;
-  Run run_;                // of the command that was named
-  std::string variables_;  // those that were used, as NAME=VALUE
+  Run run_;  // of the command that was named
 };
 
 }  // namespace sqz

@@ -85,7 +85,7 @@ Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, bool l
     SQZ_RETURN_IF_ERROR(served[i]->reset_stats());
     sparse.push_back(served[i].get());
   }
-  Probe probe(model_.description(), sparse, static_cast<int64_t>(tokens.size()) - (losses ? 1 : 0));
+  Probe probe(sparse, std::ssize(tokens) - (losses ? 1 : 0));
   ScoreOptions options;
   options.losses = losses;
   options.observer = [&](const ObservedAttention& dense) { return probe.observe(dense); };

@@ -6,20 +6,16 @@ namespace sqz::eval {
 
 Status Probe::observe(const ObservedAttention& dense) {
   if (first_ < 0) first_ = dense.first;
-  const auto heads = static_cast<size_t>(model_.query_heads);
-  const auto dim = static_cast<size_t>(model_.head_dim);
-  const size_t rows = static_cast<size_t>(dense.count) * heads;
-  const auto exact = merged_attention(dense, dense.context_out, dense.context_lse, model_);
-  std::vector<float> out(rows * dim), lse(rows);
+  terms_ = static_cast<double>((dense.layer + 1) * dense.heads);
+  const auto heads = static_cast<size_t>(dense.heads), dim = static_cast<size_t>(dense.dim);
+  const auto exact = merged_attention(dense, dense.context_out, dense.context_lse);
   for (size_t i = 0; i < sparse_.size(); ++i) {
-    SQZ_RETURN_IF_ERROR(sparse_[i]->attend(dense.layer, dense.first, dense.count, dense.queries,
-                                           out.data(), lse.data()));
-    const auto merged = merged_attention(dense, out.data(), lse.data(), model_);
-    for (size_t row = 0; row < rows; ++row) {
+    SQZ_ASSIGN_OR_RETURN(const OtherAttention found, attention_with(*sparse_[i], dense));
+    for (size_t row = 0; row < found.lse.size(); ++row) {
       const size_t token = static_cast<size_t>(dense.first - first_) + row / heads;
-      sums_[i].error[token] += relative_error(std::span(merged).subspan(row * dim, dim),
+      sums_[i].error[token] += relative_error(std::span(found.merged).subspan(row * dim, dim),
                                               std::span(exact).subspan(row * dim, dim));
-      sums_[i].recall[token] += recalled_mass(lse[row], dense.context_lse[row]);
+      sums_[i].recall[token] += recalled_mass(found.lse[row], dense.context_lse[row]);
     }
   }
   return {};
@@ -27,10 +23,9 @@ Status Probe::observe(const ObservedAttention& dense) {
 
 std::vector<ProbeResult> Probe::results() const {
   std::vector<ProbeResult> out = sums_;
-  const auto terms = static_cast<double>(model_.layers * model_.query_heads);
   for (ProbeResult& result : out) {
-    for (double& value : result.error) value /= terms;
-    for (double& value : result.recall) value /= terms;
+    for (double& value : result.error) value /= terms_;
+    for (double& value : result.recall) value /= terms_;
   }
   return out;
 }

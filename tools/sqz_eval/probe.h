@@ -22,8 +22,7 @@ struct ProbeResult {
 class Probe {
  public:
   // Borrows the contexts. `count` tokens will be run.
-  Probe(const ModelDescription& model, std::vector<FixedContext*> sparse, int64_t count)
-      : model_(model), sparse_(std::move(sparse)) {
+  Probe(std::vector<FixedContext*> sparse, int64_t count) : sparse_(std::move(sparse)) {
     const std::vector<double> zeros(static_cast<size_t>(count));
     sums_.assign(sparse_.size(), {zeros, zeros});
   }
@@ -35,9 +34,9 @@ class Probe {
   std::vector<ProbeResult> results() const;
 
  private:
-  const ModelDescription& model_;
   std::vector<FixedContext*> sparse_;
   std::vector<ProbeResult> sums_;  // over layers and heads
+  double terms_ = 1;               // layers and heads that were summed
   int64_t first_ = -1;             // position of the first token
 };
 

@@ -15,7 +15,7 @@
 #include "formats/base/status.h"
 #include "formats/tokenizer.h"
 #include "tools/sqz_eval/facts.h"
-#include "training/token_text.h"
+#include "training/runner.h"
 
 namespace sqz::eval {
 

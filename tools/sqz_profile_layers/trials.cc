@@ -92,7 +92,6 @@ Result<TrialLosses> Trials::dense_losses() const {
 }
 
 Status Trials::measure_errors(const Trial& trial, double keep, std::vector<Curve>& curves) const {
-  const ModelDescription& model = runner_.config().description;
   std::vector<std::unique_ptr<IndexContext>> sparse;
   for (const double times : kTimes) {
     SelectorOptions selector = selector_;
@@ -105,15 +104,11 @@ Status Trials::measure_errors(const Trial& trial, double keep, std::vector<Curve
   options.losses = false;
   options.observer = [&](const ObservedAttention& dense) -> Status {
     Curve& curve = curves[static_cast<size_t>(dense.layer)];
-    const auto exact = merged_attention(dense, dense.context_out, dense.context_lse, model);
+    const auto exact = merged_attention(dense, dense.context_out, dense.context_lse);
     for (const float x : exact) curve.norm += double{x} * double{x};
-    std::vector<float> out(exact.size());
-    std::vector<float> lse(static_cast<size_t>(dense.count * model.query_heads));
     for (size_t i = 0; i < sparse.size(); ++i) {
-      SQZ_RETURN_IF_ERROR(sparse[i]->attend(dense.layer, dense.first, dense.count, dense.queries,
-                                            out.data(), lse.data()));
-      curve.error[i] +=
-          squared_distance(merged_attention(dense, out.data(), lse.data(), model), exact);
+      SQZ_ASSIGN_OR_RETURN(const OtherAttention found, attention_with(*sparse[i], dense));
+      curve.error[i] += squared_distance(found.merged, exact);
     }
     return {};
   };

@@ -62,10 +62,6 @@ void add_check_options(CLI::App& app, TrainQmodelArguments& arguments) {
                  "Times that held-out recall is measured (default: every 100 steps, at most 20)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->type_name("N");
-  app.add_option("--patience", arguments.options.patience,
-                 "Checks without a better recall that end the training")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->type_name("N");
 }
 
 }  // namespace

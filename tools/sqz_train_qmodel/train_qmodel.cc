@@ -50,14 +50,13 @@ JsonText scores_json(const QmodelTrained& trained) {
   return out;
 }
 
-void show(const QmodelProgress& now, const Output& output, Progress& bar) {
-  bar.update(now.done);
-  if (!now.checked) return;
-  output.event("check", {{"step", now.step},
-                         {"loss", now.loss},
-                         {"recall", recall_json(now.recall)},
-                         {"far_recall", recall_json(now.far_recall)}});
-  spdlog::info("step {}: loss {:.4f}, recall {}", now.step, now.loss, recall_text(now.recall));
+void show(const QmodelCheck& found, const Output& output) {
+  output.event("check", {{"step", found.step},
+                         {"loss", found.loss},
+                         {"recall", recall_json(found.recall)},
+                         {"far_recall", recall_json(found.far_recall)}});
+  spdlog::info("step {}: loss {:.4f}, recall {}", found.step, found.loss,
+               recall_text(found.recall));
 }
 
 }  // namespace
@@ -92,7 +91,8 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   const double load_seconds = watch.seconds();
 
   Progress bar(context.progress_style(), "train");
-  options.progress = [&](const QmodelProgress& now) { show(now, context.output, bar); };
+  options.progress = [&](double done) { bar.update(done); };
+  options.check = [&](const QmodelCheck& found) { show(found, context.output); };
   SQZ_ASSIGN_OR_RETURN(QmodelTrained trained, train_qmodel(*runner, texts, test, options));
   bar.finish();
   const double train_seconds = watch.seconds() - load_seconds;
