@@ -78,7 +78,7 @@ TEST_F(ModelTools, AnswersFromTheIndexAsDenseDoes) {
     objects += Json({{"prompt", question(needle)}, {"id", 7}}).dump() + "\n";
   }
   write_all(path("q.jsonl"), objects);
-  const std::string common = "sqz-generate -m $MODEL -i a.sqz -e --stop \\n --max-tokens 12";
+  const std::string common = "sqz-generate -m $MODEL -i a.sqz -e --max-tokens 12";
   const Json sparse = expect({common, 0, {}, lines + "\n"})["answers"];
   const Json dense = expect({common + " --dense", 0, {}, lines})["answers"];
   ASSERT_EQ(sparse.size(), std::size(kNeedles));
@@ -142,13 +142,6 @@ TEST_F(ModelTools, OnePromptGivesOneResultAndTextAlone) {
     });
   });
   EXPECT_TRUE(partly);
-  // Sampling follows the seed.
-  const auto sample = [&](const char* seed) {
-    return expect(
-        {concat(common, " -p 'the house was' --temperature 1.5 --seed ", seed)})["tokens"];
-  };
-  EXPECT_EQ(sample("1"), sample("1"));
-  EXPECT_NE(sample("1"), sample("2"));
 }
 
 TEST_F(ModelTools, CaptureAndModelBuildTheSameBytes) {
@@ -245,7 +238,6 @@ TEST_F(ModelTools, GenerateRefusesWhatItCannotServe) {
               {command, 2, {"no prompt"}, "\n\n"},
               {command + " --batch 2", 2, {"no prompt"}, "\n\n"},
               {command + " --prompts p.txt", 3, {"p.txt: line 2", "UTF-8", "byte 0"}},
-              {command + " -p x --stop ''", 2, {"--stop"}},
               ask("--budget 0.1 --sparsity 0.9", 2, {"--budget", "--sparsity"}),
               ask("--budget 1.5", 2, {"--budget", "1.5"}),
               ask("--threshold 0.1 --levels 2", 2, {"--threshold"}),

@@ -1,10 +1,8 @@
-// Turns the tokens of an answer into text: decides how much can be shown, and where the answer
-// ends.
+// The text of an answer while its tokens come.
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/tokenizer.h"
@@ -13,25 +11,37 @@ namespace sqz {
 
 class Answer {
  public:
-  // `show` (may be empty) receives the text in pieces, which together are text(). `stops` are
-  // strings that end the answer. The answer does not contain them.
-  Answer(const Tokenizer& tokenizer, std::vector<std::string> stops,
-         std::function<void(const std::string&)> show);
+  explicit Answer(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
-  // Adds a token. Returns false once a stop string is complete or if decoding failed.
-  bool add(int32_t id);
-  // Shows the rest of the text.
-  void finish();
+  // Adds a token. Returns the text that can be shown now: an unfinished character decodes as U+FFFD
+  // for the time being, and is kept back.
+  std::string add(int32_t id) {
+    constexpr std::string_view kReplacement = "\xef\xbf\xbd";
+    ids_.push_back(id);
+    // Decodes all tokens again, because a token may complete a character of the one before.
+    auto decoded = tokenizer_.decode(ids_);
+    if (!decoded.ok()) {
+      if (status_.ok()) status_ = decoded.status();
+      return {};
+    }
+    text_ = std::move(decoded).value();
+    std::string_view safe = text_;
+    while (safe.ends_with(kReplacement)) safe.remove_suffix(kReplacement.size());
+    return take(safe.size());
+  }
+  // The rest of the text.
+  std::string finish() { return take(text_.size()); }
 
   const std::string& text() const { return text_; }
-  const Status& status() const { return status_; }
+  const Status& status() const { return status_; }  // of decoding
 
  private:
-  size_t safe_length() const;
+  std::string take(size_t end) {
+    const size_t begin = std::exchange(shown_, std::max(shown_, end));
+    return text_.substr(begin, shown_ - begin);
+  }
 
   const Tokenizer& tokenizer_;
-  std::vector<std::string> stops_;
-  std::function<void(const std::string&)> show_;
   std::vector<int32_t> ids_;
   std::string text_;
   size_t shown_ = 0;
@@ -39,6 +49,19 @@ class Answer {
 };
 
 // Replaces "\n", "\t", "\r" and "\\" by the characters that they name. Other backslashes stay.
-std::string unescape(const std::string& text);
+inline std::string unescape(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char next = text[i] == '\\' && i + 1 < text.size() ? text[i + 1] : '\0';
+    const size_t known = next == '\0' ? std::string::npos : std::string_view("ntr\\").find(next);
+    if (known == std::string::npos) {
+      out += text[i];
+    } else {
+      out += "\n\t\r\\"[known];
+      ++i;
+    }
+  }
+  return out;
+}
 
 }  // namespace sqz

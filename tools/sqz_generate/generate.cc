@@ -91,14 +91,6 @@ JsonMembers reading_json(const sqz_stats& stats) {
           {"dense_fallback", stats.dense_fallback != 0}};
 }
 
-JsonMembers answer_json(const std::string& prompt, const std::string& text,
-                        const Generation& generation) {
-  return {{"prompt", prompt},
-          {"text", text},
-          {"tokens", generation.tokens},
-          {"stop_reason", generation.stop_reason}};
-}
-
 double percent(double fraction) {
   return std::round(fraction * 1000) / 10;
 }
@@ -124,96 +116,91 @@ std::string reading_text(const sqz_index_info& info, const sqz_stats& stats) {
 class Answers {
  public:
   Answers(const Opened& opened, const GenerateArguments& arguments, const ToolContext& context)
-      : opened_(opened), arguments_(arguments), context_(context), stops_(arguments.stop) {
-    if (arguments.escapes) std::transform(stops_.begin(), stops_.end(), stops_.begin(), unescape);
-  }
+      : opened_(opened), arguments_(arguments), context_(context) {}
 
-  // One prompt. Its text is shown as it comes.
-  Status answer(const std::string& prompt) {
-    SQZ_ASSIGN_OR_RETURN(const auto ids, encode(prompt));
-    Answer answer(*opened_.tokenizer, stops_,
-                  [&](const std::string& piece) { context_.output.text(piece); });
-    GenerateOptions options = arguments_.generate;
-    options.on_token = [&](int32_t id) { return answer.add(id); };
-    SQZ_RETURN_IF_ERROR(opened_.context->reset_stats());
-    SQZ_ASSIGN_OR_RETURN(const Generation generation,
-                         opened_.runner->generate(ids, options, opened_.context.get()));
-    SQZ_RETURN_IF_ERROR(answer.status());
-    answer.finish();
-    context_.output.text("\n");
-    SQZ_ASSIGN_OR_RETURN(const sqz_stats stats, opened_.context->stats());
-    spdlog::debug("route: {}", stats.route);
-    spdlog::info("{}, {} tokens in {:.2f} s", reading_text(opened_.context->info(), stats),
-                 generation.tokens.size(), generation.prefill_seconds + generation.decode_seconds);
-    JsonMembers json = answer_json(prompt, answer.text(), generation);
-    json.merge(reading_json(stats));
-    json["seconds"] = {{"load", opened_.load_seconds},
-                       {"prefill", generation.prefill_seconds},
-                       {"decode", generation.decode_seconds}};
-    answers_.push_back(std::move(json));
-    return {};
-  }
-
-  // All prompts, --batch of them at a time. With --json each is an event when it ends.
-  Status answer_together(const std::vector<std::string>& prompts) {
+  // One by one, the text of an answer is shown as it comes. With --batch the texts are shown at the
+  // end, in the order of the prompts.
+  Status answer(const std::vector<std::string>& prompts) {
+    const bool together = arguments_.batch > 0;
     std::vector<Question> questions(prompts.size());
-    std::vector<Answer> answers;
+    std::vector<Answer> texts;
     for (size_t i = 0; i < prompts.size(); ++i) {
       SQZ_ASSIGN_OR_RETURN(questions[i].prompt, encode(prompts[i]));
-      answers.emplace_back(*opened_.tokenizer, stops_, nullptr);
+      texts.emplace_back(*opened_.tokenizer);
       questions[i].options = arguments_.generate;
-      questions[i].options.on_token = [&answers, i](int32_t id) { return answers[i].add(id); };
+      questions[i].options.on_token = [&texts, i, together, this](int32_t id) {
+        const std::string more = texts[i].add(id);
+        if (!together) context_.output.text(more);
+        return true;
+      };
     }
-    answers_.resize(prompts.size());
-    Progress progress(context_.progress_style(), "answers");
-    int64_t ended = 0, tokens = 0;
-    const Stopwatch watch;
+    const size_t before = answers_.size();
+    answers_.resize(before + prompts.size());
+    Progress progress(together ? context_.progress_style() : ProgressStyle::kNone, "answers");
+    int64_t ended = 0;
     SQZ_RETURN_IF_ERROR(opened_.context->reset_stats());
     SQZ_RETURN_IF_ERROR(opened_.runner->generate_batch(
-        questions, arguments_.batch, *opened_.context, [&](int64_t index, Generation generation) {
+        questions, std::max<int64_t>(arguments_.batch, 1), *opened_.context,
+        [&](int64_t index, const Generation& generation) -> Status {
           const auto i = static_cast<size_t>(index);
-          SQZ_RETURN_IF_ERROR(answers[i].status());
-          answers_[i] = answer_json(prompts[i], answers[i].text(), generation);
-          answers_[i]["index"] = index;
-          context_.output.event("answer", answers_[i]);
-          tokens += std::ssize(generation.tokens);
+          const std::string rest = texts[i].finish();
+          SQZ_RETURN_IF_ERROR(texts[i].status());
+          JsonMembers& json = answers_[before + i];
+          json = {{"index", before + i},
+                  {"prompt", prompts[i]},
+                  {"text", texts[i].text()},
+                  {"tokens", generation.tokens},
+                  {"stop_reason", generation.stop_reason},
+                  {"seconds",
+                   {{"load", opened_.load_seconds},
+                    {"prefill", generation.prefill_seconds},
+                    {"decode", generation.decode_seconds}}}};
+          tokens_ += std::ssize(generation.tokens);
+          if (!together) {
+            context_.output.text(rest + "\n");
+            SQZ_ASSIGN_OR_RETURN(
+                JsonMembers reading,
+                take_reading(std::ssize(generation.tokens),
+                             generation.prefill_seconds + generation.decode_seconds));
+            json.merge(reading);
+          }
+          if (prompts.size() > 1 || asking_) context_.output.event("answer", json);
           progress.update(static_cast<double>(++ended) / static_cast<double>(prompts.size()));
           return Status();
         }));
-    const double seconds = watch.seconds();
     progress.finish();
-    for (const Answer& answer : answers) context_.output.text(answer.text() + "\n");
-    SQZ_ASSIGN_OR_RETURN(const sqz_stats stats, opened_.context->stats());
-    JsonMembers json = reading_json(stats);
-    json["seconds"] = {{"load", opened_.load_seconds}, {"answers", seconds}};
-    json["tokens_per_second"] = static_cast<double>(tokens) / seconds;
-    json["answers"] = answers_;
-    context_.output.result(json, {});
-    spdlog::info("{}, {} answers, {:.1f} tokens/s", reading_text(opened_.context->info(), stats),
-                 answers_.size(), static_cast<double>(tokens) / seconds);
+    if (!together) return {};
+    for (const Answer& text : texts) context_.output.text(text.text() + "\n");
+    SQZ_ASSIGN_OR_RETURN(all_, take_reading(tokens_, watch_.seconds()));
     return {};
   }
 
-  // One after the other: those given, or every line of standard input.
-  Status answer_each(const std::vector<std::string>& prompts) {
-    if (prompts.size() == 1) {
-      SQZ_RETURN_IF_ERROR(answer(prompts.front()));
-      context_.output.result(answers_.front(), {});
-      return {};
-    }
-    for (const std::string& prompt : prompts) SQZ_RETURN_IF_ERROR(answer_one_of_many(prompt));
-    const bool asked = ::isatty(STDIN_FILENO) == 1 && ::isatty(STDERR_FILENO) == 1;
-    const bool visible = prompts.empty() && asked && context_.options.quiet == 0;
-    if (visible) std::cerr << "One prompt a line; Ctrl-D leaves.\n";
-    for (std::string line; prompts.empty();) {
-      if (visible) std::cerr << "> " << std::flush;
+  // Every line of standard input, one by one.
+  Status ask() {
+    asking_ = true;
+    const bool terminal = ::isatty(STDIN_FILENO) == 1 && ::isatty(STDERR_FILENO) == 1 &&
+                          context_.options.quiet == 0;
+    if (terminal) std::cerr << "One prompt a line; Ctrl-D leaves.\n";
+    for (std::string line;;) {
+      if (terminal) std::cerr << "> " << std::flush;
       if (!std::getline(std::cin, line)) break;
-      if (!line.empty()) SQZ_RETURN_IF_ERROR(answer_one_of_many(line));
+      if (!line.empty()) SQZ_RETURN_IF_ERROR(answer({line}));
     }
-    if (visible) std::cerr << "\n";
-    if (answers_.empty() && !visible) return no_prompt();
-    context_.output.result({{"answers", answers_}}, {});
-    return {};
+    if (terminal) std::cerr << "\n";
+    return answers_.empty() && !terminal ? no_prompt() : Status();
+  }
+
+  // The answer if there is one alone, else all of them.
+  void print() {
+    if (answers_.size() == 1 && !asking_) {
+      answers_[0].merge(all_);
+      return context_.output.result(answers_[0], {});
+    }
+    const double seconds = watch_.seconds();
+    all_["seconds"] = {{"load", opened_.load_seconds}, {"answers", seconds}};
+    all_["tokens_per_second"] = static_cast<double>(tokens_) / seconds;
+    all_["answers"] = answers_;
+    context_.output.result(all_, {});
   }
 
   static Status no_prompt() {
@@ -222,10 +209,14 @@ class Answers {
   }
 
  private:
-  Status answer_one_of_many(const std::string& prompt) {
-    SQZ_RETURN_IF_ERROR(answer(prompt));
-    context_.output.event("answer", answers_.back());
-    return {};
+  // What was read of the context since the last time, for so many tokens of answers.
+  Result<JsonMembers> take_reading(int64_t tokens, double seconds) {
+    SQZ_ASSIGN_OR_RETURN(const sqz_stats stats, opened_.context->stats());
+    SQZ_RETURN_IF_ERROR(opened_.context->reset_stats());
+    spdlog::debug("route: {}", stats.route);
+    spdlog::info("{}, {} tokens in {:.2f} s", reading_text(opened_.context->info(), stats), tokens,
+                 seconds);
+    return reading_json(stats);
   }
 
   Result<std::vector<int32_t>> encode(const std::string& prompt) const {
@@ -239,8 +230,11 @@ class Answers {
   const Opened& opened_;
   const GenerateArguments& arguments_;
   const ToolContext& context_;
-  std::vector<std::string> stops_;
+  const Stopwatch watch_;
   std::vector<JsonMembers> answers_;
+  JsonMembers all_;     // with --batch: what was read for all answers
+  int64_t tokens_ = 0;  // of all answers
+  bool asking_ = false;
 };
 
 // The prompts of the command line and of files; with --batch and neither, of standard input.
@@ -277,18 +271,8 @@ void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
   app.add_option("--max-tokens", generate.max_tokens, "Most tokens of an answer")
       ->check(whole_number(1))
       ->capture_default_str();
-  app.add_option("--temperature", generate.temperature, "0: always the likeliest token")
-      ->check(real_number(0.0, 1e6))
-      ->capture_default_str();
-  app.add_option("--top-p", generate.top_p, "Sample from the likeliest tokens of this total")
-      ->check(real_number(1e-6, 1.0))
-      ->capture_default_str();
-  app.add_option("--stop", arguments.stop, "End the answer before this text; may be repeated")
-      ->take_all()
-      ->allow_extra_args(false)
-      ->check([](const std::string& text) { return text.empty() ? "expected some text" : ""; });
   app.add_flag("-e,--escapes", arguments.escapes,
-               "Read \\n, \\t, \\r and \\\\ in prompts and stops");
+               "Read \\n, \\t, \\r and \\\\ in prompts");
   app.add_flag_function(
       "--chat,!--no-chat", [&arguments](int64_t count) { arguments.chat = count > 0; },
       "Put prompts into the user's turn of a chat (default: if the index was built with --chat)");
@@ -303,14 +287,15 @@ void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
 
 Status run_generate(const GenerateArguments& arguments, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const std::vector<std::string> prompts, given_prompts(arguments));
-  GenerateArguments seeded = arguments;
-  seeded.generate.seed = context.options.seed;
-  SQZ_ASSIGN_OR_RETURN(const Opened opened, open_all(seeded, context));
+  SQZ_ASSIGN_OR_RETURN(const Opened opened, open_all(arguments, context));
+  GenerateArguments complete = arguments;
   if (opened.chat) {
-    SQZ_ASSIGN_OR_RETURN(seeded.generate.stop, end_tokens(*opened.tokenizer, *opened.chat));
+    SQZ_ASSIGN_OR_RETURN(complete.generate.stop, end_tokens(*opened.tokenizer, *opened.chat));
   }
-  Answers answers(opened, seeded, context);
-  return arguments.batch > 0 ? answers.answer_together(prompts) : answers.answer_each(prompts);
+  Answers answers(opened, complete, context);
+  SQZ_RETURN_IF_ERROR(prompts.empty() ? answers.ask() : answers.answer(prompts));
+  answers.print();
+  return {};
 }
 
 }  // namespace sqz

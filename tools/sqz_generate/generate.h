@@ -18,7 +18,6 @@ struct GenerateArguments {
   bool dense = false, escapes = false;
   std::optional<bool> chat;  // put prompts into the user's turn; none: if the index has turns
   std::string run_dtype;
-  std::vector<std::string> stop;
   GenerateOptions generate;
   SelectorOptions selector;
 };

@@ -5,13 +5,13 @@ int main(int argc, char** argv) {
       "sqz-generate",
       "Answers prompts over the fixed context of an index, and reads the part that matters.",
       "The prompt follows the fixed context. It gets no special tokens; over an index built with\n"
-      "--chat it stands in the user's turn. To serve many prompts at speed, use vLLM with the\n"
+      "--chat it stands in the user's turn. The likeliest token is always taken. To serve many prompts at speed, use vLLM with the\n"
       "plug-in sqz.vllm (examples/vllm).\n"
       "\n"
       "Result: prompt, text, tokens[], stop_reason, budget{asked, delivered}, keep{asked,\n"
       "delivered}, dense_fallback, seconds{load, prefill, decode}. Several prompts: an event\n"
-      "`answer` each, and a result with answers[]. With --batch, budget, keep and\n"
-      "seconds{load, answers} are of all answers, beside tokens_per_second.\n"
+      "`answer` each, and a result with answers[], seconds{load, answers} and tokens_per_second;\n"
+      "with --batch budget and keep are there, because they are of all answers.\n"
       "\n"
       "Examples:\n"
       "  sqz-generate --model MODEL --index book.sqz --prompt 'Who is Mina?'\n"
