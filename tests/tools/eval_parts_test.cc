@@ -241,10 +241,10 @@ TEST(Metrics, ReadsAddUp) {
 std::vector<std::string> texts_of(const SettingOptions& options) {
   std::vector<std::string> out;
   for (const Setting& setting : make_settings(options)) {
-    std::string text = setting.options.selector + setting.coding();
+    std::string text = setting.options.selector;
     if (setting.options.budget) text += concat(" ", *setting.options.budget);
     const Json json = Json::parse(JsonText(to_json(setting)).str());
-    for (const char* option : {"levels", "rule", "layers", "dense_layers"}) {
+    for (const char* option : {"rows", "key_codes", "levels", "rule", "layers", "dense_layers"}) {
       if (json.contains(option)) text += " " + json[option].dump();
     }
     out.push_back(text);
@@ -259,8 +259,8 @@ TEST(EvalSettings, AreTheCrossProductOfTheOptionsThatASelectorTakes) {
   options.key_codes = {0, 2};
   EXPECT_THAT(texts_of(options), ElementsAre("dense", R"(squeezed 0.1 0 "budget" "uniform")",
                                              R"(squeezed 0.2 0 "budget" "uniform")",
-                                             R"(squeezed codes 2 0.1 0 "budget" "uniform")",
-                                             R"(squeezed codes 2 0.2 0 "budget" "uniform")"));
+                                             R"(squeezed 0.1 2 0 "budget" "uniform")",
+                                             R"(squeezed 0.2 2 0 "budget" "uniform")"));
   options.selectors = {"quest", "ideal", "stream", "saap"};
   options.budgets = {0.5};
   options.rules = {"threshold", "budget"};
@@ -270,9 +270,9 @@ TEST(EvalSettings, AreTheCrossProductOfTheOptionsThatASelectorTakes) {
   EXPECT_THAT(
       texts_of(options),
       ElementsAre("dense", R"(quest 0.5 "uniform" 0)", R"(ideal 0.5 "threshold" "uniform" 0)",
-                  R"(ideal 0.5 "budget" "uniform" 0)", R"(ideal q8 0.5 "threshold" "uniform" 0)",
-                  R"(ideal q8 0.5 "budget" "uniform" 0)", R"(stream 0.5 "uniform" 0)",
-                  R"(stream q8 0.5 "uniform" 0)", R"(saap 0.5 "uniform" 0)"));
+                  R"(ideal 0.5 "budget" "uniform" 0)", R"(ideal 0.5 "q8" "threshold" "uniform" 0)",
+                  R"(ideal 0.5 "q8" "budget" "uniform" 0)", R"(stream 0.5 "uniform" 0)",
+                  R"(stream 0.5 "q8" "uniform" 0)", R"(saap 0.5 "uniform" 0)"));
   std::vector<std::string> kinds;
   for (const IndexKind& kind : index_kinds(make_settings(options))) kinds.push_back(kind.name());
   EXPECT_THAT(kinds, ElementsAre("kmeans", "pages", "kmeans-q8-0", "buckets"));

@@ -88,21 +88,6 @@ TEST_F(ProfileTool, WritesWhatItSaysWhateverTheThreads) {
   }
 }
 
-TEST_F(ProfileTool, PrintsALineALayer) {
-  const ToolRun result = run("sqz-profile-layers", {"-m", kModel, path("a.txt"), "--tokens", "400",
-                                                    "--p", "1", "-o", path("l.json")});
-  ASSERT_EQ(result.code, 0) << result.err;
-  std::istringstream text(result.out);
-  std::vector<std::ptrdiff_t> bars;
-  for (std::string line; std::getline(text, line);) {
-    if (line.find("+-") == std::string::npos) continue;
-    bars.push_back(std::count(line.begin(), line.end(), '#'));
-    EXPECT_THAT(line, HasSubstr("  50  ")) << "an eighth of 400 tokens: every layer alike";
-  }
-  ASSERT_EQ(bars.size(), 6u);
-  EXPECT_EQ(*std::max_element(bars.begin(), bars.end()), 40);
-}
-
 TEST_F(ProfileTool, MeasuredBudgetsHaveTheSameTotalAndAreKeptIfBetter) {
   for (const std::string selector : {"stream", "squeezed"}) {
     const Json result =

@@ -2,41 +2,20 @@
 
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <filesystem>
 
 #include "formats/chat_format.h"
 
 namespace sqz {
-namespace {
-
-namespace fs = std::filesystem;
-
-// "owner/name", as hubs call their models.
-bool is_hub_name(const std::string& path) {
-  return std::count(path.begin(), path.end(), '/') == 1 && path.find_first_of("./~") > 0 &&
-         path.back() != '/';
-}
-
-}  // namespace
 
 Status check_model_folder(const std::string& path) {
-  constexpr const char* kExpected =
-      "a Hugging Face model folder: config.json, *.safetensors and a tokenizer";
   std::error_code error;
-  if (fs::is_directory(path, error)) return {};
-  if (fs::exists(path, error)) {
-    return {Code::kNotFound, concat(path, ": found ",
-                                    path.ends_with(".gguf") ? "a GGUF file, which "
-                                                              "is not read"
-                                                            : "a file",
-                                    ", expected ", kExpected)};
-  }
+  if (std::filesystem::is_directory(path, error)) return {};
   return {Code::kNotFound,
-          concat(path, ": no such folder; expected ", kExpected,
-                 is_hub_name(path) ? concat(". Nothing is downloaded: get it with `hf download ",
-                                            path, " --local-dir FOLDER` and pass FOLDER")
-                                   : "")};
+          concat(path, std::filesystem::exists(path, error) ? ": is a file" : ": no such folder",
+                 ", expected a Hugging Face model folder: config.json, *.safetensors and a "
+                 "tokenizer. Nothing is downloaded and no GGUF is read: `hf download OWNER/NAME "
+                 "--local-dir FOLDER` gets one")};
 }
 
 void warn_of_chat_template(const std::string& path) {

@@ -36,11 +36,4 @@ Status check_output(const std::string& path, bool force, const std::vector<std::
   return AtomicFile::create(Env::posix(), path, force).status();
 }
 
-Status make_folder(const std::string& folder, const std::string& label) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) return {Code::kIo, concat(label, ": create folder: ", error.message())};
-  return {};
-}
-
 }  // namespace sqz

@@ -16,7 +16,4 @@ Status check_not_inputs(const std::vector<std::string>& outputs,
 Status check_output(const std::string& path, bool force,
                     const std::vector<std::string>& inputs = {});
 
-// Makes the folder and its parents, if they do not exist. Messages begin with `label`.
-Status make_folder(const std::string& folder, const std::string& label);
-
 }  // namespace sqz

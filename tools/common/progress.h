@@ -3,9 +3,10 @@
 // runs print nothing and logs stay readable. The fraction never falls.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
+
+#include "formats/base/stopwatch.h"
 
 namespace sqz {
 
@@ -16,11 +17,7 @@ ProgressStyle progress_style(std::optional<bool> asked, bool terminal, bool quie
 
 class Progress {
  public:
-  using Write = std::function<void(const std::string&)>;
-  using Clock = std::function<double()>;  // seconds, from any origin
-
-  Progress(ProgressStyle style, std::string label);  // stderr and the steady clock
-  Progress(ProgressStyle style, std::string label, Write write, Clock clock);
+  Progress(ProgressStyle style, std::string label);
   ~Progress();  // ends the line of the bar
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
@@ -29,14 +26,13 @@ class Progress {
   void finish();             // shows 100 %
 
  private:
-  void show(double now);
-  std::string text(double now) const;
+  void show();
+  std::string text() const;
 
   ProgressStyle style_;
   std::string label_;
-  Write write_;
-  Clock clock_;
-  double start_ = 0, last_shown_ = 0, done_ = 0;
+  Stopwatch watch_;
+  double last_shown_ = 0, done_ = 0;  // seconds; a fraction
   bool open_line_ = false;  // a bar is on the terminal, without its newline
 };
 

@@ -8,14 +8,6 @@ JsonMembers recall_json(const std::vector<QmodelRecall>& recall) {
   return out;
 }
 
-std::string recall_text(const std::vector<QmodelRecall>& recall) {
-  std::string out;
-  for (const QmodelRecall& row : recall) {
-    out += printed("%s%.3f at %g %%", out.empty() ? "" : ", ", row.recall, 100 * row.selectivity);
-  }
-  return out;
-}
-
 JsonMembers qmodel_json(const QmodelFile& q) {
   return {{"producer", q.producer},
           {"fingerprint", fingerprint(q.model)},

@@ -9,7 +9,5 @@ namespace sqz {
 JsonMembers qmodel_json(const QmodelFile& qmodel);  // without the networks
 // {"0.05": 0.13, ...}: recall by selectivity.
 JsonMembers recall_json(const std::vector<QmodelRecall>& recall);
-// "0.130 at 5 %, 0.240 at 10 %".
-std::string recall_text(const std::vector<QmodelRecall>& recall);
 
 }  // namespace sqz

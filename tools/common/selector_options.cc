@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "tools/common/layer_policy.h"
 #include "tools/common/tool.h"
 
 namespace sqz {
@@ -65,6 +64,16 @@ void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* 
     const bool ours = option->get_group() == "Selection" || option->get_group() == "Advanced";
     if (dense != nullptr && ours) dense->excludes(option);
   }
+}
+
+Result<LayerBudgets> read_layer_budgets(const std::string& path, const ModelDescription& model) {
+  SQZ_ASSIGN_OR_RETURN(const LayersFile file, read_layers_file(path));
+  const Status same = check_same_model(file.model, model, path);
+  if (!same.ok()) {
+    return Status(same.code(),
+                  concat("--layers: ", same.message(), "; profile this model's layers"));
+  }
+  return LayerBudgets(file);
 }
 
 Status load_layers(SelectorOptions& options, const ModelDescription& model) {

@@ -8,11 +8,15 @@
 #include <vector>
 
 #include "formats/base/status.h"
+#include "formats/layers_file.h"
 #include "formats/model_description.h"
 #include "formats/sqz_file.h"
 #include "sqz/sqz.h"
 
 namespace sqz {
+
+// The value of --layers that gives all layers the same budget, whatever the index embeds.
+inline constexpr const char* kUniformLayers = "uniform";
 
 struct SelectorOptions {
   std::string selector = "auto";  // the one that the index was built for
@@ -37,7 +41,11 @@ void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* 
 // The selectors of libruntime, by name, in the order of sqz_selector.
 std::vector<std::string> selector_names();
 
-// Reads the profile that options.layers names, if it does; see read_layer_budgets().
+// Returns the budgets of a profile of sqz-profile-layers. kMismatch, with the field that differs, if
+// it is of another model; other errors are those of read_layers_file().
+Result<LayerBudgets> read_layer_budgets(const std::string& path, const ModelDescription& model);
+
+// Reads the profile that options.layers names, if it does.
 Status load_layers(SelectorOptions& options, const ModelDescription& model);
 
 // The result borrows options.thresholds and options.layer_scales. kInvalidArgument for a selector

@@ -145,10 +145,45 @@ Status run_pass(const Pass& pass, Work& work, Judge& judge,
   return {};
 }
 
-JsonText rows_json(const std::vector<Row>& rows) {
-  std::vector<JsonMembers> out;
-  for (const Row& row : rows) out.push_back(row_json(row));
-  return out;
+// Aligned columns, a line a row, a header first. Fractions have four digits.
+std::string table_text(const std::vector<JsonMembers>& rows) {
+  using Line = std::vector<std::string>;
+  const std::pair<const char*, const char*> columns[] = {{"task", "task"},
+                                                         {"on", "on"},
+                                                         {"selector", "selector"},
+                                                         {"rows", "rows"},
+                                                         {"key_codes", "codes"},
+                                                         {"levels", "levels"},
+                                                         {"rule", "rule"},
+                                                         {"layers", "layers"},
+                                                         {"budget.asked", "asked"},
+                                                         {"budget.delivered", "delivered"},
+                                                         {"budget.lowest", "lowest"},
+                                                         {"budget.highest", "highest"},
+                                                         {"keep.delivered", "keys"},
+                                                         {"value", "value"},
+                                                         {"stderr", "+-"},
+                                                         {"difference.value", "to dense"},
+                                                         {"difference.stderr", "+-"},
+                                                         {"agreement.both", "agree"},
+                                                         {"agreement.dense", "of"},
+                                                         {"trials", "n"}};
+  std::vector<Line> lines(1);
+  for (const auto& [field, title] : columns) lines[0].push_back(title);
+  for (const JsonMembers& row : rows) {
+    const Rows found = rows_of(row);
+    const std::map<std::string, std::string> fields(found.begin(), found.end());
+    Line& line = lines.emplace_back();
+    for (const auto& [field, title] : columns) {
+      const auto at = fields.find(field);
+      const std::string text = at == fields.end() ? "-" : at->second;
+      double number = 0;
+      const bool fraction = text.find('.') != std::string::npos &&
+                            CLI::detail::lexical_cast(text, number);
+      line.push_back(fraction ? fixed_text(number, 4) : text);
+    }
+  }
+  return columns_text(lines, 8);
 }
 
 }  // namespace
@@ -167,12 +202,11 @@ Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
     }));
     context.output.event("pass", {{"source", passes[i].source},
                                   {"tokens", passes[i].ids.size()},
-                                  {"rows", rows_json(judge.rows())}});
+                                  {"rows", judge.rows()}});
   }
   progress.finish();
   context.output.text(table_text(judge.rows()));
-  if (!context.output.json()) return {};
-  context.output.result({{"rows", rows_json(judge.rows())},
+  context.output.result({{"rows", judge.rows()},
                          {"model", arguments.model},
                          {"fingerprint", fingerprint(work.model.description())},
                          {"seed", context.options.seed},

@@ -135,33 +135,41 @@ Status Judge::add(const Measure& measure, size_t setting, const IndexContext& co
   return {};
 }
 
-Row Judge::row(const Measure& measure, size_t setting) const {
+JsonMembers Judge::row(const Measure& measure, size_t setting) const {
   const bool accuracy = measure.task == Task::kNeedle1;
-  Row out;
-  out.tokens = options_.tokens;
-  out.task = kTaskNames[static_cast<size_t>(measure.task)];
-  out.on = measure.on;
-  out.setting = settings_[setting];
   const auto& cells = cells_.at(measure);
   const Cell& cell = cells.at(setting);
+  const Reads& reads = cell.reads;
   const double value = mean(cell.values);
-  out.trials = std::ssize(cell.values);
-  out.value = {value, accuracy ? binomial_error(value, out.trials) : standard_error(cell.values)};
+  const int64_t trials = std::ssize(cell.values);
+  JsonMembers out = to_json(settings_[setting]);
+  out["task"] = kTaskNames[static_cast<size_t>(measure.task)];
+  if (!measure.on.empty()) out["on"] = measure.on;
+  out["tokens"] = options_.tokens;
+  out["trials"] = trials;
+  out["value"] = value;
+  out["stderr"] = accuracy ? binomial_error(value, trials) : standard_error(cell.values);
   if (setting > 0 && cells.contains(0)) {
     const std::vector<double>& dense = cells.at(0).values;
     const auto change = difference(cell.values, dense);
-    out.difference = {mean(change), standard_error(change)};
+    out["difference"] = {{"value", mean(change)}, {"stderr", standard_error(change)}};
+    // Of the trials that dense attention answers, those that the setting answers, too.
     const auto both = [&](const std::vector<double>& a) {
       return std::llround(std::inner_product(a.begin(), a.end(), dense.begin(), 0.0));
     };
-    if (accuracy) out.agreement = {both(dense), both(cell.values)};
+    if (accuracy) out["agreement"] = {{"dense", both(dense)}, {"both", both(cell.values)}};
   }
-  out.reads = cell.reads;
+  out["budget"] = {{"asked", reads.asked_budget},
+                   {"delivered", reads.delivered_budget()},
+                   {"lowest", reads.lowest},
+                   {"highest", reads.highest}};
+  out["keep"] = {{"asked", reads.asked_keep}, {"delivered", reads.delivered_keep()}};
+  out["dense_fallback"] = reads.dense_fallback;
   return out;
 }
 
-std::vector<Row> Judge::rows() const {
-  std::vector<Row> out;
+std::vector<JsonMembers> Judge::rows() const {
+  std::vector<JsonMembers> out;
   for (const auto& [measure, cells] : cells_) {
     for (const auto& [setting, cell] : cells) out.push_back(row(measure, setting));
   }

@@ -9,7 +9,7 @@
 
 #include "tools/common/index_context.h"
 #include "tools/sqz_eval/indexes.h"
-#include "tools/sqz_eval/table.h"
+#include "tools/common/metrics.h"
 
 namespace sqz::eval {
 
@@ -27,7 +27,8 @@ class Judge {
   // Measures everything with one view.
   Status judge(const Pass& pass, size_t view, const PassIndexes& indexes);
 
-  std::vector<Row> rows() const;
+  // The fields of a row for each task and setting.
+  std::vector<JsonMembers> rows() const;
 
  private:
   // A row is of a task and, of error and recall, of the text or the questions.
@@ -52,7 +53,7 @@ class Judge {
                                     const std::string& on, const Served& served);
   Status add(const Measure& measure, size_t setting, const IndexContext& context,
              const std::vector<double>& values);
-  Row row(const Measure& measure, size_t setting) const;
+  JsonMembers row(const Measure& measure, size_t setting) const;
 
   EvalModel& model_;
   const TrialOptions& options_;

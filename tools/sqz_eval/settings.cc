@@ -37,13 +37,6 @@ BuildOptions index_options(const IndexKind& kind, const BuildOptions& base) {
   return out;
 }
 
-std::string Setting::coding() const {
-  std::string out;
-  if (index.rows != RowKind::k16) out += concat(" ", rows_name(index.rows));
-  if (index.key_codes > 0) out += concat(out.empty() ? "" : ",", " codes ", index.key_codes);
-  return out;
-}
-
 JsonMembers to_json(const Setting& setting) {
   const SelectorOptions& options = setting.options;
   JsonMembers out = {{"selector", options.selector}, {"block", options.block}};

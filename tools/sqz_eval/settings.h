@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "libindex/builder.h"
-#include "tools/common/layer_policy.h"
+#include "tools/common/selector_options.h"
 #include "tools/common/selector_options.h"
 
 namespace sqz::eval {
@@ -43,7 +43,6 @@ struct Setting {
   bool dense() const { return options.selector == "dense"; }
   bool has_levels() const { return options.selector == "squeezed"; }
   bool has_rule() const { return has_levels() || options.selector == "ideal"; }
-  std::string coding() const;  // " q8, codes 2"; empty of 16-bit rows without codes
 };
 
 // The options as fields of a row.

@@ -46,7 +46,9 @@ class Corpus {
     SQZ_ASSIGN_OR_RETURN(const auto there, find(*builder, output));
     if (there) return Outcome{*there, true};
     if (arguments_.dry_run) return plan(input, *builder);
-    SQZ_RETURN_IF_ERROR(make_folder(std::filesystem::path(output).parent_path(), output));
+    std::error_code error;
+    std::filesystem::create_directories(std::filesystem::path(output).parent_path(), error);
+    if (error) return Status(Code::kIo, concat(output, ": create folder: ", error.message()));
     SQZ_RETURN_IF_ERROR(builder->begin(Env::posix(), output, arguments_.force));
     Runner* runner = nullptr;
     if (input.capture == nullptr) {

@@ -1,6 +1,6 @@
 #include "tools/sqz_index/build_options.h"
 
-#include "tools/common/layer_policy.h"
+#include "tools/common/selector_options.h"
 
 namespace sqz {
 namespace {

@@ -1,7 +1,7 @@
 #include "libindex/prune.h"
 
 #include "libruntime/select/registry.h"
-#include "tools/common/layer_policy.h"
+#include "tools/common/selector_options.h"
 #include "tools/common/output_file.h"
 #include "tools/sqz_index/commands.h"
 

@@ -94,16 +94,17 @@ JsonText comparison_json(const Comparison& comparison) {
 }
 
 std::string comparison_table(const Comparison& comparison) {
-  std::string out = "allocation               loss    gain on uniform       delivered\n";
+  std::vector<std::vector<std::string>> lines = {
+      {"allocation", "loss", "gain on uniform", "+-", "delivered", ""}};
   for (const Candidate& candidate : comparison.candidates) {
-    std::string name = candidate.name();
-    name.resize(22, ' ');
-    out += name +
-           printed("%7.4f  %8.4f +- %.4f      %.4f", candidate.loss, mean(candidate.gain),
-                   standard_error(candidate.gain), candidate.delivered) +
-           (&candidate == &comparison.best() ? "  <- chosen" : "") + "\n";
+    lines.push_back({candidate.name(), fixed_text(candidate.loss, 4),
+                     fixed_text(mean(candidate.gain), 4),
+                     fixed_text(standard_error(candidate.gain), 4),
+                     fixed_text(candidate.delivered, 4),
+                     &candidate == &comparison.best() ? "<- chosen" : ""});
   }
-  return out + "dense                 " + printed("%7.4f", comparison.dense_loss) + "\n";
+  lines.push_back({"dense", fixed_text(comparison.dense_loss, 4), "", "", "", ""});
+  return columns_text(lines, 1);
 }
 
 }  // namespace sqz

@@ -1,20 +1,22 @@
 #include "tools/sqz_profile_layers/profile_layers.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "formats/base/hash.h"
 #include "formats/base/stopwatch.h"
+#include "formats/base/temporaries.h"
 #include "formats/checkpoint.h"
+#include "libindex/builder.h"
 #include "libindex/copy_index.h"
 #include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
 #include "tools/common/output_file.h"
 #include "tools/common/texts.h"
 #include "tools/sqz_profile_layers/allocation.h"
-#include "tools/sqz_profile_layers/table.h"
-#include "tools/sqz_profile_layers/trial_indexes.h"
 #include "training/profile.h"
 
 namespace sqz {
@@ -141,6 +143,55 @@ SelectorOptions trial_selector(const ProfileArguments& arguments) {
   return out;
 }
 
+// Indexes for trials, of the windows that a profile runs over. The passes of the profile build them.
+// The files are beside `output`, and are removed at the end. consume() is the profile's consumer.
+class TrialIndexes {
+ public:
+  TrialIndexes(std::string output, const ModelDescription& model, std::string tokenizer_hash,
+               BuildOptions options)
+      : output_(std::move(output)),
+        model_(model),
+        tokenizer_hash_(std::move(tokenizer_hash)),
+        options_(std::move(options)) {}
+  TrialIndexes(const TrialIndexes&) = delete;
+  TrialIndexes& operator=(const TrialIndexes&) = delete;
+
+  // Adds the window of the next pass and returns the path of its index. `tokens` is borrowed.
+  std::string add(std::span<const int32_t> tokens) {
+    windows_.push_back(
+        {TemporaryName(concat(output_, ".tmp.", ::getpid(), ".trial", windows_.size())), tokens});
+    return windows_.back().name.path();
+  }
+
+  Status consume(int64_t window, const LayerCapture& layer) {
+    const Window& own = windows_[static_cast<size_t>(window)];
+    if (layer.layer == 0) {
+      SQZ_ASSIGN_OR_RETURN(builder_,
+                           IndexBuilder::create(Env::posix(), own.name.path(), true, model_,
+                                                own.tokens, tokenizer_hash_, options_));
+    }
+    SQZ_RETURN_IF_ERROR(builder_->add_layer(
+        layer.layer, {layer.keys, layer.values, layer.queries, nullptr, layer.attention}));
+    if (layer.layer + 1 < model_.layers) return {};
+    const Status finished = builder_->finish().status();
+    builder_.reset();
+    return finished;
+  }
+
+ private:
+  struct Window {
+    TemporaryName name;
+    std::span<const int32_t> tokens;
+  };
+
+  std::string output_;
+  const ModelDescription& model_;
+  std::string tokenizer_hash_;
+  BuildOptions options_;
+  std::vector<Window> windows_;
+  std::unique_ptr<IndexBuilder> builder_;  // of the window at hand
+};
+
 struct Outcome {
   LayerProfile profile;
   std::vector<int> groups;
@@ -203,6 +254,16 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
   }
   progress.finish();
   return out;
+}
+
+// A line a layer.
+std::string layers_table(const LayersFile& layers) {
+  std::vector<std::vector<std::string>> lines = {{"layer", "cosine", "+-", "group", "budget"}};
+  for (size_t l = 0; l < layers.cosine.size(); ++l) {
+    lines.push_back({concat(l), fixed_text(layers.cosine[l], 4), fixed_text(layers.cosine_error[l], 4),
+                     concat(layers.group[l]), concat(layers.budget[l])});
+  }
+  return columns_text(lines, 0);
 }
 
 JsonText measured_json(const ProfileArguments& arguments, const Comparison& comparison) {
@@ -271,16 +332,13 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   layers.tokenizer_hash = tokenizer->hash();
   layers.texts = std::ssize(texts);
 
-  Rows rows;
   if (!arguments.index.empty()) {
     SQZ_RETURN_IF_ERROR(embed_layer_budgets(Env::posix(), *plan.index, layers, arguments.index,
                                             true, context.options.threads)
                             .status());
-    rows.emplace_back("embedded in", arguments.index);
   }
   if (!arguments.output.empty()) {
     SQZ_RETURN_IF_ERROR(write_layers_file(Env::posix(), arguments.output, arguments.force, layers));
-    rows.emplace_back("layers", arguments.output);
   }
   JsonMembers result = to_json(layers);
   if (!arguments.output.empty()) result["path"] = arguments.output;
@@ -288,13 +346,9 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   result["seconds"] = {{"load", load_seconds},
                        {"profile", outcome.profile_seconds},
                        {"measure", outcome.measure_seconds}};
-  for (auto& row : layers_rows(layers)) rows.push_back(std::move(row));
   context.output.text(layers_table(layers) + "\n");
   if (arguments.measures()) context.output.text(comparison_table(outcome.comparison) + "\n");
-  rows.emplace_back("seconds", concat(seconds_text(load_seconds), " to load, ",
-                                      seconds_text(outcome.profile_seconds), " to profile, ",
-                                      seconds_text(outcome.measure_seconds), " to measure"));
-  context.output.result(result, rows);
+  context.output.result(result);
   return {};
 }
 

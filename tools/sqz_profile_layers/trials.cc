@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "tools/common/index_context.h"
-#include "tools/common/layer_policy.h"
+#include "tools/common/selector_options.h"
 
 namespace sqz {
 namespace {

@@ -56,7 +56,7 @@ void show(const QmodelCheck& found, const Output& output) {
                          {"recall", recall_json(found.recall)},
                          {"far_recall", recall_json(found.far_recall)}});
   spdlog::info("step {}: loss {:.4f}, recall {}", found.step, found.loss,
-               recall_text(found.recall));
+               JsonText(recall_json(found.recall)).str());
 }
 
 }  // namespace
