@@ -80,7 +80,7 @@ TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
       {"sqz-index verify c.h5", 3, {"c.h5"}},
       {"sqz-index compress c.h5 -o y.sqz", 3, {"c.h5"}},
       {build + "a.txt -m m.gguf", 3, {"m.gguf: is a file", "no GGUF is read"}},
-      {build + "a.txt -m a.txt", 3, {"found a file, expected a Hugging Face model folder"}},
+      {build + "a.txt -m a.txt", 3, {"a.txt: is a file, expected a Hugging Face model folder"}},
       {build + "a.txt -m meta-llama/Llama-3.1-8B", 3, {"no such folder", "hf download"}},
       {"sqz-index build --capture c.h5 -o no/x.sqz", 2, {"does not exist"}},
       {"sqz-index build --capture c.h5 -o .", 2, {"is a folder"}},
