@@ -11,8 +11,7 @@ class ModelRunner final : public Runner {
   explicit ModelRunner(Transformer transformer) : transformer_(std::move(transformer)) {}
 
   const ModelConfig& config() const override { return transformer_.config(); }
-  Result<std::vector<float>> prefill(std::span<const int32_t> tokens,
-                                     const PrefillOptions& options) override;
+  Status prefill(std::span<const int32_t> tokens, const PrefillOptions& options) override;
   Result<Generation> generate(std::span<const int32_t> prompt, const GenerateOptions& options,
                               FixedContext* context, std::vector<float>* logits) override;
   Status generate_batch(std::span<const Question> questions, int64_t width, FixedContext& context,

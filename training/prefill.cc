@@ -9,11 +9,11 @@
 namespace sqz::training {
 namespace {
 
-Status check_positions(const std::vector<int64_t>& positions, const char* what, int64_t tokens) {
+Status check_positions(const std::vector<int64_t>& positions, int64_t tokens) {
   int64_t previous = -1;
   for (int64_t position : positions) {
     if (position <= previous || position >= tokens) {
-      return {Code::kInvalidArgument, concat(what, ": found ", position, " after ", previous,
+      return {Code::kInvalidArgument, concat("query_positions: found ", position, " after ", previous,
                                              ", expected ascending positions below ", tokens)};
     }
     previous = position;
@@ -89,12 +89,6 @@ class Collector final : public LayerObserver {
     cosine_.narrow(0, first, x.size(0)).copy_(at::cosine_similarity(x, x + delta, 1));
   }
 
-  bool needs_output(int64_t, int64_t first, int64_t count) const override {
-    const auto& wanted = options_.logit_positions;
-    const auto next = std::lower_bound(wanted.begin(), wanted.end(), first);
-    return wants_cosine() || (next != wanted.end() && *next < first + count);
-  }
-
   Status hand_over(int64_t layer, const KvCache& cache) const {
     if (!options_.consumer) return {};
     LayerCapture capture;
@@ -152,9 +146,8 @@ c10::Stream stream_of_thread(at::Device device) {
   return *stream;
 }
 
-Result<std::vector<float>> dense_pass(const Transformer& transformer,
-                                      std::span<const int32_t> tokens,
-                                      const PrefillOptions& options) {
+Status dense_pass(const Transformer& transformer, std::span<const int32_t> tokens,
+                  const PrefillOptions& options) {
   const ModelDescription& model = transformer.config().description;
   const auto count = static_cast<int64_t>(tokens.size());
   Collector collector(model, options, count, options.on_device && !transformer.device().is_cpu());
@@ -166,6 +159,7 @@ Result<std::vector<float>> dense_pass(const Transformer& transformer,
                : transformer.device().is_cpu() ? kDefaultChunk
                                                : kGpuChunk;
   step.observer = &collector;
+  step.last_output = options.consumer && options.cosine;
   collector.begin(count, step.x);
   KvCache* const caches[] = {cache.get()};
   for (int64_t l = 0; l < model.layers; ++l) {
@@ -176,27 +170,16 @@ Result<std::vector<float>> dense_pass(const Transformer& transformer,
       options.progress(static_cast<double>(l + 1) / static_cast<double>(model.layers));
     }
   }
-  if (options.logit_positions.empty()) return std::vector<float>();
-  const Hits rows = hits(options.logit_positions, 0, count, step.x.device());
-  const at::Tensor out = transformer.logits(step.x.index_select(0, rows.offsets)).contiguous();
-  SQZ_RETURN_IF_ERROR(check_finite(out, 0));
-  const float* data = out.data_ptr<float>();
-  return std::vector<float>(data, data + out.numel());
+  return {};
 }
 
 }  // namespace
 
-Result<std::vector<float>> ModelRunner::prefill(std::span<const int32_t> tokens,
-                                                const PrefillOptions& options) {
-  return guarded([&]() -> Result<std::vector<float>> {
+Status ModelRunner::prefill(std::span<const int32_t> tokens, const PrefillOptions& options) {
+  return guarded([&]() -> Status {
     const auto count = static_cast<int64_t>(tokens.size());
     SQZ_RETURN_IF_ERROR(check_tokens(config().description, tokens, 0));
-    SQZ_RETURN_IF_ERROR(check_positions(options.query_positions, "query_positions", count));
-    SQZ_RETURN_IF_ERROR(check_positions(options.logit_positions, "logit_positions", count));
-    if (options.chunk < 0) {
-      return Status(Code::kInvalidArgument,
-                    concat("chunk ", options.chunk, ": expected 0 or more"));
-    }
+    SQZ_RETURN_IF_ERROR(check_positions(options.query_positions, count));
     std::optional<c10::StreamGuard> stream;
     if (options.own_stream && !transformer_.device().is_cpu()) {
       transformer_.wait_for_weights();

@@ -108,7 +108,7 @@ Result<LayerProfile> profile_layers(Runner& runner, std::span<const TokenText> t
           static_cast<double>(profile.tokens));
       return {};
     };
-    SQZ_RETURN_IF_ERROR(runner.prefill(window.tokens, pass).status());
+    SQZ_RETURN_IF_ERROR(runner.prefill(window.tokens, pass));
     before += std::ssize(window.tokens);
   }
   for (const auto& layer : blocks) summarise(layer, profile);

@@ -170,7 +170,7 @@ Status run_window(Runner& runner, const TokenText& window, const WindowPass& pas
     }
     return {};
   };
-  return runner.prefill(window.tokens, options).status();
+  return runner.prefill(window.tokens, options);
 }
 
 at::Tensor nearest_buckets(const at::Tensor& keys, const at::Tensor& centroids) {

@@ -56,7 +56,6 @@ struct PrefillOptions {
                            // copying them to the host; no effect on a model that runs on the CPU
   bool own_stream =
       false;  // on a GPU: run on a stream of the calling thread, beside those of others
-  std::vector<int64_t> logit_positions;  // ascending; logits of these tokens are returned
   int64_t chunk = 0;  // tokens that a thread takes at a time; 0 = chosen for the caches
   std::function<Status(const LayerCapture&)> consumer;  // may be empty; an error stops the pass
   std::function<void(double done)> progress;  // fraction of the work, 0 .. 1; may be empty; called
@@ -143,11 +142,9 @@ class Runner {
   virtual ~Runner() = default;
   virtual const ModelConfig& config() const = 0;
 
-  // Dense causal pass over `tokens` (positions 0 ..). Returns logits [logit_positions, vocab]
-  // row-major, float32. Fails if the text is longer than the model's positions or an id is out of
-  // range.
-  virtual Result<std::vector<float>> prefill(std::span<const int32_t> tokens,
-                                             const PrefillOptions& options) = 0;
+  // Dense causal pass over `tokens` (positions 0 ..) for the consumer. Fails if the text is longer
+  // than the model's positions or an id is out of range.
+  virtual Status prefill(std::span<const int32_t> tokens, const PrefillOptions& options) = 0;
 
   // Prompt, then one token at a time: always the likeliest. With `context`, prompt tokens stand at positions N, N+1, ...
   // and each attends to the context (through it) and causally to the tokens since. Without, the

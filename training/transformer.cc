@@ -143,11 +143,8 @@ Status Transformer::run_layer(int64_t l, const Step& step, std::span<KvCache* co
     SQZ_ASSIGN_OR_RETURN(fixed, attend_context(l, *step.context, indptr, positions, queries));
     if (step.answered) SQZ_RETURN_IF_ERROR(step.answered(l, queries, fixed, *caches[0]));
   }
-  const bool last = l + 1 == model.layers;
+  if (l + 1 == model.layers && !step.last_output) return {};
   const int64_t window = model.sliding_window[static_cast<size_t>(l)];
-  const auto needed = [&](int64_t first, int64_t length) {
-    return !last || step.observer == nullptr || step.observer->needs_output(l, first, length);
-  };
   const auto attend_own = [&](int64_t first, int64_t length) {
     std::vector<AttentionState> parts;
     each_request(first, length, [&](KvCache& cache, int64_t own, int64_t begin, int64_t tokens) {
@@ -162,9 +159,8 @@ Status Transformer::run_layer(int64_t l, const Step& step, std::span<KvCache* co
     return AttentionState{at::cat(outs), at::cat(lses)};
   };
   AttentionState all;  // on a GPU: one call for all tokens fills it better
-  if (!on_cpu && needed(0, count)) all = attend_own(0, count);
+  if (!on_cpu) all = attend_own(0, count);
   each_block([&](int64_t first, int64_t length) {
-    if (!needed(first, length)) return;
     at::Tensor x = step.x.narrow(0, first, length);
     AttentionState state =
         on_cpu ? attend_own(first, length)

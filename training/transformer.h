@@ -27,8 +27,6 @@ class LayerObserver {
   virtual void projected(int64_t first, const at::Tensor& x, const Projection& projection) = 0;
   // The state before attention, and the output of attention that is added to it: [T, hidden].
   virtual void attended(int64_t first, const at::Tensor& before, const at::Tensor& delta) = 0;
-  // Whether the layer's output of this block is needed. Asked in the last layer.
-  virtual bool needs_output(int64_t layer, int64_t first, int64_t count) const = 0;
 };
 
 // Tokens that go through the layers together.
@@ -38,6 +36,7 @@ struct Step {
   int64_t block = 0;                // tokens that one thread takes at a time
   FixedContext* context = nullptr;  // in front of all tokens of the caches; may be null
   LayerObserver* observer = nullptr;
+  bool last_output = true;  // false: the last layer's attention and MLP are left out
   // Gets the queries [T, Hq, d] of each layer, the state of the context for them, and the cache,
   // which has the keys and values of all T tokens. For one request; may be empty.
   std::function<Status(int64_t layer, const at::Tensor& q, const AttentionState& context,

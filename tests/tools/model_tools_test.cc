@@ -150,8 +150,6 @@ TEST_F(ModelTools, CaptureAndModelBuildTheSameBytes) {
   EXPECT_EQ(captured["bytes"], fs::file_size(path("a.h5")));
   expect({"sqz-index build --capture a.h5 -o capture.sqz", 0, {"tokens"}});
   EXPECT_TRUE(read_all(path("model.sqz")) == read_all(path("capture.sqz")));
-  expect_all({{"sqz-index capture -m $MODEL a.txt --pre-rope -o pre.h5"},
-              {"sqz-index build --capture pre.h5 -o pre.sqz", 3, {"rope: found pre"}}});
 }
 
 TEST_F(ModelTools, TextsFoldersStandardInputAndIdsAreTheSameContext) {

@@ -211,12 +211,12 @@ TEST(AttentionMassOfAPass, EveryQueryGivesOne) {
   std::vector<int32_t> tokens;
   for (int32_t i = 0; i < 300; ++i) tokens.push_back(100 + i * 37 % 4000);
   int64_t layers = 0;
-  std::vector<float> keys;
+  std::vector<float> keys, again;  // of the last layer
   PrefillOptions options;
-  options.logit_positions = {299};
   options.attention = true;
   options.consumer = [&](const LayerCapture& layer) -> Status {
     ++layers;
+    keys.assign(layer.keys.begin(), layer.keys.end());
     EXPECT_EQ(std::ssize(layer.attention), model.kv_heads * 300);
     for (int64_t h = 0; h < model.kv_heads; ++h) {
       double sum = 0;
@@ -227,16 +227,16 @@ TEST(AttentionMassOfAPass, EveryQueryGivesOne) {
     }
     return {};
   };
-  const auto with = runner->prefill(tokens, options);
-  ASSERT_TRUE(with.ok()) << with.status().message();
+  ASSERT_TRUE(runner->prefill(tokens, options).ok());
   EXPECT_EQ(layers, model.layers);
   options.attention = false;
   options.consumer = [&](const LayerCapture& layer) -> Status {
     EXPECT_TRUE(layer.attention.empty());
+    again.assign(layer.keys.begin(), layer.keys.end());
     return {};
   };
-  const auto without = runner->prefill(tokens, options);
-  EXPECT_EQ(*with, *without);
+  ASSERT_TRUE(runner->prefill(tokens, options).ok());
+  EXPECT_EQ(keys, again);
 }
 
 }  // namespace

@@ -75,11 +75,14 @@ inline std::unique_ptr<Runner> load_runner(const std::string& folder, RunnerOpti
   return runner.ok() ? std::move(*runner) : nullptr;
 }
 
-inline std::vector<float> prefill_logits(Runner& runner, std::span<const int32_t> tokens,
-                                         PrefillOptions options) {
-  auto logits = runner.prefill(tokens, options);
-  EXPECT_TRUE(logits.ok()) << logits.status().message();
-  return logits.ok() ? std::move(*logits) : std::vector<float>();
+// Logits [tokens, vocab] of a text by itself.
+inline std::vector<float> logits_of(Runner& runner, std::span<const int32_t> tokens) {
+  GenerateOptions none;
+  none.max_tokens = 0;
+  std::vector<float> out;
+  const auto answer = runner.generate(tokens, none, nullptr, &out);
+  EXPECT_TRUE(answer.ok()) << answer.status().message();
+  return out;
 }
 
 }  // namespace sqz

@@ -13,12 +13,14 @@ void expect_golden(const std::string& model, const std::string& golden_file) {
   const Golden golden = read_golden(golden_file);
   const auto runner = load_runner(model);
   ASSERT_NE(runner, nullptr);
-  PrefillOptions options;
-  options.logit_positions = golden.positions;
-  for (int64_t chunk : {0, 64}) {
-    options.chunk = chunk;
-    const auto logits = prefill_logits(*runner, golden.tokens, options);
-    EXPECT_LT(largest_difference(logits, golden.logits), kTolerance) << "chunk " << chunk;
+  const auto vocab = static_cast<size_t>(runner->config().description.vocab_size);
+  const std::vector<float> all = logits_of(*runner, golden.tokens);
+  for (size_t i = 0; i < golden.positions.size(); ++i) {
+    EXPECT_LT(largest_difference(
+                  std::span(all).subspan(static_cast<size_t>(golden.positions[i]) * vocab, vocab),
+                  std::span(golden.logits).subspan(i * vocab, vocab)),
+              kTolerance)
+        << "position " << golden.positions[i];
   }
 
   GenerateOptions generate;
@@ -27,7 +29,6 @@ void expect_golden(const std::string& model, const std::string& golden_file) {
   const auto answer = runner->generate(golden.prompt, generate, nullptr, &rows);
   ASSERT_TRUE(answer.ok()) << answer.status().message();
   EXPECT_EQ(answer->tokens, golden.generated);
-  const auto vocab = static_cast<size_t>(runner->config().description.vocab_size);
   ASSERT_EQ(rows.size(), (golden.prompt.size() + golden.generated.size() - 1) * vocab);
   const auto last = std::span(rows).last(golden.generated_logits.size());
   EXPECT_LT(largest_difference(last, golden.generated_logits), kTolerance) << "generate";
@@ -75,11 +76,11 @@ TEST(Golden, NanoInBfloat16IsClose) {
   options.dtype = DType::kBF16;
   const auto runner = load_runner(nano_folder(), options);
   ASSERT_NE(runner, nullptr);
-  PrefillOptions prefill;
-  prefill.logit_positions = {golden.positions[0], golden.positions[1]};
-  const std::span<const int32_t> tokens(golden.tokens.data(), 701);
-  const auto logits = prefill_logits(*runner, tokens, prefill);
-  const auto expected = std::span(golden.logits).first(logits.size());
+  const auto vocab = static_cast<size_t>(runner->config().description.vocab_size);
+  const auto last = static_cast<size_t>(golden.positions[1]);
+  const auto all = logits_of(*runner, std::span(golden.tokens).first(last + 1));
+  const auto logits = std::span(all).last(vocab);
+  const auto expected = std::span(golden.logits).subspan(vocab, vocab);
   EXPECT_LT(largest_difference(logits, expected), 0.5);
   EXPECT_GT(largest_difference(logits, expected), 1e-4) << "this ran in float32";
 }

@@ -84,8 +84,8 @@ void make_context(RealContext& out) {
     out.layers.push_back(std::move(real));
     return {};
   };
-  const auto logits = (*runner)->prefill(ids, pass);
-  ASSERT_TRUE(logits.ok()) << logits.status().message();
+  const Status done = (*runner)->prefill(ids, pass);
+  ASSERT_TRUE(done.ok()) << done.message();
   const auto report = (*builder)->finish();
   ASSERT_TRUE(report.ok()) << report.status().message();
   const auto file = SqzFile::open(path, OpenMode::kRead);

@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <iostream>
-
-#include "tools/common/progress.h"
 
 namespace sqz {
 namespace {
@@ -37,19 +33,16 @@ void Output::error(const Status& status) const {
   line("error", {{"code", code_name(status.code())}, {"message", status.message()}}, true);
 }
 
-void Output::result(const JsonMembers& fields, const Rows& rows) const {
+void Output::result(const JsonMembers& fields) const {
   if (silent_) return;
   if (json_) return line("result", fields, true);
+  const auto rows = rows_of(fields);
   size_t width = 0;
   for (const auto& [name, value] : rows) width = std::max(width, name.size());
   for (const auto& [name, value] : rows) {
     write_stdout(
         concat(printable(name), std::string(width - name.size() + 2, ' '), printable(value), "\n"));
   }
-}
-
-void Output::result(const JsonMembers& fields) const {
-  result(fields, json_ ? Rows() : rows_of(fields));
 }
 
 void Output::text(const std::string& text) const {
@@ -65,14 +58,19 @@ Status finish_stdout() {
 }
 
 std::string printable(const std::string& text) {
+  constexpr const char* kDigits = "0123456789abcdef";
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
     const auto byte = static_cast<unsigned char>(text[i]);
     const auto next = static_cast<unsigned char>(i + 1 < text.size() ? text[i + 1] : 0);
     const bool c1 = byte == 0xc2 && next >= 0x80 && next < 0xa0;  // U+0080 to U+009F
-    out += byte < 0x20 || byte == 0x7f ? printed("\\x%02x", byte)
-           : c1                        ? printed("\\x%02x", text[++i] & 0xff)
-                                       : std::string(1, text[i]);
+    if (c1) ++i;
+    const unsigned char shown = c1 ? next : byte;
+    if (c1 || byte < 0x20 || byte == 0x7f) {
+      out += concat("\\x", kDigits[shown / 16], kDigits[shown % 16]);
+    } else {
+      out += text[i];
+    }
   }
   return out;
 }
@@ -94,9 +92,9 @@ std::string columns_text(const std::vector<std::vector<std::string>>& lines, siz
   return out;
 }
 
-Rows rows_of(const JsonMembers& fields) {
+std::vector<std::pair<std::string, std::string>> rows_of(const JsonMembers& fields) {
   constexpr size_t kWidest = 200;
-  Rows rows;
+  std::vector<std::pair<std::string, std::string>> rows;
   for (const auto& [key, text] : fields) {
     const JsonDocument document = text.parsed();
     const JsonValue& value = document.root();
@@ -107,44 +105,21 @@ Rows rows_of(const JsonMembers& fields) {
         members[concat(key, ".", member.key())] = JsonText(member);
       }
       for (auto& row : rows_of(members)) rows.push_back(std::move(row));
-      continue;
+    } else if (value.is_array() && value.size() > 0 && value[0].is_string()) {
+      for (size_t i = 0; i < value.size(); ++i) rows.emplace_back(key, value[i].string());
+    } else {
+      std::string shown = value.is_string() ? std::string(value.string()) : text.str();
+      if (shown.size() > kWidest) shown = shown.substr(0, kWidest) + " ...";
+      rows.emplace_back(key, std::move(shown));
     }
-    std::string shown = value.is_string() ? std::string(value.string()) : text.str();
-    if (shown.size() > kWidest) shown = shown.substr(0, kWidest) + " ...";
-    rows.emplace_back(key, std::move(shown));
   }
   return rows;
 }
 
-std::string printed(const char* pattern, ...) {
-  std::array<char, 400> buffer{};
-  va_list arguments;
-  va_start(arguments, pattern);
-  std::vsnprintf(buffer.data(), buffer.size(), pattern, arguments);
-  va_end(arguments);
-  return buffer.data();
-}
-
 std::string fixed_text(double value, int digits) {
-  return printed("%.*f", digits, value);
-}
-
-std::string bytes_text(double bytes) {
-  if (bytes < 1024) return concat(std::llround(bytes), " bytes");
-  constexpr std::array<const char*, 5> kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB"};
-  size_t unit = 0;
-  for (bytes /= 1024; bytes >= 1024 && unit + 1 < kUnits.size(); bytes /= 1024) ++unit;
-  return concat(fixed_text(bytes, bytes < 100 ? 1 : 0), " ", kUnits[unit]);
-}
-
-std::string seconds_text(double seconds) {
-  return seconds < 100 ? concat(fixed_text(seconds, 2), " s") : duration_text(seconds);
-}
-
-std::string list_text(const std::vector<int64_t>& values) {
-  std::string out;
-  for (const int64_t value : values) out += concat(out.empty() ? "" : ", ", value);
-  return out;
+  std::array<char, 400> buffer{};
+  std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
+  return buffer.data();
 }
 
 }  // namespace sqz

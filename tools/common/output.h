@@ -13,8 +13,6 @@
 
 namespace sqz {
 
-using Rows = std::vector<std::pair<std::string, std::string>>;  // name, value
-
 class Output {
  public:
   explicit Output(bool json, bool silent = false) : json_(json), silent_(silent) {}
@@ -22,9 +20,7 @@ class Output {
   bool json() const { return json_; }
   // With --json: one line {"event": KIND, ...fields}. Nothing follows the last line.
   void event(const std::string& kind, const JsonMembers& fields) const;
-  // The last line: `fields` with --json, else `rows` as an aligned table.
-  void result(const JsonMembers& fields, const Rows& rows) const;
-  // The same with rows_of(fields).
+  // The last line with --json, else an aligned table of rows_of(fields).
   void result(const JsonMembers& fields) const;
   // The last line {"event": "error", "code", "message"}, unless there was a result. A command that
   // fails after its result (verify, of a damaged file) has said why.
@@ -48,17 +44,10 @@ std::string printable(const std::string& text);
 // A table. All lines have as many cells. A column is as wide as its widest cell, and two spaces
 // separate columns. The first `left` columns are aligned to the left, the others to the right.
 std::string columns_text(const std::vector<std::vector<std::string>>& lines, size_t left);
-// A row for each field. The members of an object get names with a dot: "calibration.queries".
-Rows rows_of(const JsonMembers& fields);
-// Numbers as printf writes them, at most 399 bytes.
-[[gnu::format(printf, 1, 2)]] std::string printed(const char* pattern, ...);
+// Names and values for people: a row for each field, and for each string of an array of strings. The
+// members of an object get names with a dot: "calibration.queries".
+std::vector<std::pair<std::string, std::string>> rows_of(const JsonMembers& fields);
 // "0.125": `digits` digits behind the point.
 std::string fixed_text(double value, int digits);
-// "1.5 MiB", "12 bytes".
-std::string bytes_text(double bytes);
-// "1.23 s" or "4:05".
-std::string seconds_text(double seconds);
-// [1, 2, 3] as "1, 2, 3".
-std::string list_text(const std::vector<int64_t>& values);
 
 }  // namespace sqz

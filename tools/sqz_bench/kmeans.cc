@@ -68,7 +68,7 @@ double KmeansOptions::flop() const {
 std::vector<float> KmeansOptions::points_of(int64_t head) const {
   Random random(seed * 7919 + static_cast<uint64_t>(head % 8) + 1);
   std::vector<float> out(static_cast<size_t>(points * dim));
-  for (float& x : out) x = to_float(to_bfloat16(random.normal()));
+  for (float& x : out) x = to_float(to_bfloat16(normal(random)));
   return out;
 }
 

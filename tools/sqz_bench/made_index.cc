@@ -20,13 +20,13 @@ constexpr int64_t kCalibrationQueries = 32;
 constexpr double kLevelFractions[] = {0.01, 0.05};
 
 void fill(std::span<float> to, double scale, Random& random) {
-  for (float& x : to) x = static_cast<float>(scale) * random.normal();
+  for (float& x : to) x = static_cast<float>(scale) * normal(random);
 }
 
 // n runs of varied length over [0, total), none empty: [n + 1].
 std::vector<uint32_t> random_offsets(int64_t n, int64_t total, Random& random) {
   std::vector<double> weight(static_cast<size_t>(n));
-  for (double& w : weight) w = std::exp(0.6 * random.normal());
+  for (double& w : weight) w = std::exp(0.6 * normal(random));
   const double scale =
       static_cast<double>(total - n) / std::accumulate(weight.begin(), weight.end(), 0.0);
   std::vector<uint32_t> offsets = {0};
@@ -42,7 +42,7 @@ std::vector<uint32_t> random_offsets(int64_t n, int64_t total, Random& random) {
 std::vector<uint32_t> permutation(int64_t n, Random& random) {
   std::vector<uint32_t> out(static_cast<size_t>(n));
   std::iota(out.begin(), out.end(), 0u);
-  for (int64_t i = n - 1; i > 0; --i) std::swap(out[i], out[random.below(i + 1)]);
+  for (int64_t i = n - 1; i > 0; --i) std::swap(out[i], out[random.below(static_cast<uint64_t>(i) + 1)]);
   return out;
 }
 
@@ -70,13 +70,15 @@ struct Centres {
     for (int64_t row = 0; row < tokens * heads; ++row) {
       const float* centre[kMixture];
       for (const float*& c : centre) {
-        c = values.data() + (row % heads * clusters + random.below(clusters)) * dim;
+        c = values.data() + (row % heads * clusters +
+                             static_cast<int64_t>(random.below(static_cast<uint64_t>(clusters)))) *
+                                dim;
       }
       for (int64_t g = 0; g < group; ++g) {
         float weight[kMixture];
-        for (float& w : weight) w = 0.4f + 0.1f * random.normal();
+        for (float& w : weight) w = 0.4f + 0.1f * normal(random);
         for (int64_t i = 0; i < dim; ++i) {
-          float x = 0.3f * random.normal();
+          float x = 0.3f * normal(random);
           for (int m = 0; m < kMixture; ++m) x += weight[m] * centre[m][i];
           out.push_back(x);
         }
@@ -154,9 +156,9 @@ MadeHead make_head(const MadeIndex& made, int64_t head) {
   for (int64_t c = 0; c < clusters[0]; ++c) {
     fill(centre, 1, random);
     for (uint32_t f = order.offsets[0][c]; f < order.offsets[0][c + 1]; ++f) {
-      for (int64_t i = 0; i < dim; ++i) fine[i] = centre[i] + 0.6f * random.normal();
+      for (int64_t i = 0; i < dim; ++i) fine[i] = centre[i] + 0.6f * normal(random);
       for (uint32_t slot = order.offsets[1][f]; slot < order.offsets[1][f + 1]; ++slot) {
-        for (const float x : fine) out.keys.push_back(x + 0.6f * random.normal());
+        for (const float x : fine) out.keys.push_back(x + 0.6f * normal(random));
       }
     }
   }

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/base/random.h"
 #include "formats/sqz_file.h"
 
 namespace sqz::bench {
@@ -34,26 +35,12 @@ struct MadeIndex {
   int64_t slots() const { return tokens - kSink - kTail; }
 };
 
-// splitmix64, and the sum of four uniform numbers as a normal one: fast, and the same everywhere.
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t next() {
-    uint64_t z = state_ += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-  }
-  float normal() {
-    const uint64_t bits = next();
-    const auto sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
-    return (static_cast<float>(sum) * 0x1p-16f - 2.0f) * 1.7320508f;
-  }
-  int64_t below(int64_t n) { return static_cast<int64_t>(next() % static_cast<uint64_t>(n)); }
-
- private:
-  uint64_t state_;
-};
+// The sum of four uniform numbers as one of N(0, 1): fast, and the same everywhere.
+inline float normal(Random& random) {
+  const uint64_t bits = random.next();
+  const auto sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
+  return (static_cast<float>(sum) * 0x1p-16f - 2.0f) * 1.7320508f;
+}
 
 // kExists if `path` is there.
 Status make_index(const MadeIndex& made, const std::string& path);

@@ -171,7 +171,7 @@ std::string table_text(const std::vector<JsonMembers>& rows) {
   std::vector<Line> lines(1);
   for (const auto& [field, title] : columns) lines[0].push_back(title);
   for (const JsonMembers& row : rows) {
-    const Rows found = rows_of(row);
+    const auto found = rows_of(row);
     const std::map<std::string, std::string> fields(found.begin(), found.end());
     Line& line = lines.emplace_back();
     for (const auto& [field, title] : columns) {
@@ -206,12 +206,12 @@ Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
   }
   progress.finish();
   context.output.text(table_text(judge.rows()));
+  if (!context.output.json()) return {};
   context.output.result({{"rows", judge.rows()},
                          {"model", arguments.model},
                          {"fingerprint", fingerprint(work.model.description())},
                          {"seed", context.options.seed},
-                         {"seconds", watch.seconds()}},
-                        {});
+                         {"seconds", watch.seconds()}});
   return {};
 }
 

@@ -50,7 +50,7 @@ Status dense_pass(EvalModel& model, const Pass& pass, const BuildOptions& build,
   options.consumer = [&](const LayerCapture& layer) {
     return add_layer(layer, model.description(), tokens, builds);
   };
-  return model.runner->prefill(pass.ids, options).status();
+  return model.runner->prefill(pass.ids, options);
 }
 
 // With the questions of the facts that were planted for it; they stand where all questions do.

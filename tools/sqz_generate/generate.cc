@@ -192,15 +192,16 @@ class Answers {
 
   // The answer if there is one alone, else all of them.
   void print() {
+    if (!context_.output.json()) return;
     if (answers_.size() == 1 && !asking_) {
       answers_[0].merge(all_);
-      return context_.output.result(answers_[0], {});
+      return context_.output.result(answers_[0]);
     }
     const double seconds = watch_.seconds();
     all_["seconds"] = {{"load", opened_.load_seconds}, {"answers", seconds}};
     all_["tokens_per_second"] = static_cast<double>(tokens_) / seconds;
     all_["answers"] = answers_;
-    context_.output.result(all_, {});
+    context_.output.result(all_);
   }
 
   static Status no_prompt() {

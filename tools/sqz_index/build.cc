@@ -10,41 +10,24 @@
 namespace sqz {
 namespace {
 
-// What the keys of a KV head were split into.
-std::string parts_text(const BuildReport& report) {
-  if (report.pages > 0) return concat(report.pages, " pages a KV head");
-  if (report.clusters.empty()) return "none: every layer has a sliding window";
-  return list_text(report.clusters) + " a KV head, coarse to fine";
-}
-
 void print_index(const std::string& path, const BuiltIndex& index, const ModelDescription& model,
                  const ToolContext& context) {
   const BuildReport& report = index.report;
   const BuildSeconds& seconds = report.seconds;
-  context.output.result(
-      {{"path", path},
-       {"tokens", report.tokens},
-       {"clustered", report.clustered},
-       {"clusters", report.clusters},
-       {"pages", report.pages},
-       {"bytes", report.bytes},
-       {"build_id", report.build_id},
-       {"seconds",
-        {{"capture", index.capture_seconds},
-         {"cluster", seconds.cluster},
-         {"calibrate", seconds.calibrate},
-         {"write", seconds.write}}},
-       {"engine", report.engine},
-       {"fingerprint", fingerprint(model)}},
-      {{"index", path},
-       {"tokens", concat(report.tokens, ", of which ", report.clustered, " clustered")},
-       {"clusters", parts_text(report)},
-       {"size", bytes_text(static_cast<double>(report.bytes))},
-       {"time", concat("capture ", seconds_text(index.capture_seconds), ", cluster ",
-                       seconds_text(seconds.cluster), ", calibrate ",
-                       seconds_text(seconds.calibrate), ", write ", seconds_text(seconds.write))},
-       {"engine", report.engine},
-       {"model", fingerprint(model)}});
+  context.output.result({{"path", path},
+                         {"tokens", report.tokens},
+                         {"clustered", report.clustered},
+                         {"clusters", report.clusters},
+                         {"pages", report.pages},
+                         {"bytes", report.bytes},
+                         {"build_id", report.build_id},
+                         {"seconds",
+                          {{"capture", index.capture_seconds},
+                           {"cluster", seconds.cluster},
+                           {"calibrate", seconds.calibrate},
+                           {"write", seconds.write}}},
+                         {"engine", report.engine},
+                         {"fingerprint", fingerprint(model)}});
 }
 
 Status build_one(const BuildArguments& arguments, const ToolContext& context) {

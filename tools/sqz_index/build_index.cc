@@ -82,7 +82,7 @@ Status run_model(Runner& runner, std::span<const int32_t> tokens, IndexBuilder& 
     adding += add.seconds();
     return status;
   };
-  return runner.prefill(tokens, pass).status();
+  return runner.prefill(tokens, pass);
 }
 
 Status read_capture(const CaptureReader& capture, IndexBuilder& builder, BuildProgress& shown,

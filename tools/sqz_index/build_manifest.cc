@@ -165,18 +165,12 @@ class Tally {
   }
 
   void print(double seconds) const {
-    const double rate = static_cast<double>(tokens_) / seconds;
-    context_.output.result(
-        {{"documents", count_},
-         {"built", built_},
-         {"there", there_},
-         {"failed", failed_},
-         {"tokens", tokens_},
-         {"seconds", seconds}},
-        {{"documents", concat(count_)},
-         {"built", concat(built_, ", ", tokens_, " tokens, ", fixed_text(rate, 0), " a second")},
-         {"there before", concat(there_)},
-         {"failed", concat(failed_)}});
+    context_.output.result({{"documents", count_},
+                            {"built", built_},
+                            {"there", there_},
+                            {"failed", failed_},
+                            {"tokens", tokens_},
+                            {"seconds", seconds}});
   }
 
  private:

@@ -9,12 +9,11 @@ namespace {
 struct CaptureArguments {
   SourceOptions source;
   std::string output;
-  bool force = false, pre_rope = false, cosine = false;
+  bool force = false;
   int64_t queries = 100;  // as many as a build's default tail
 };
 
-template <class T>
-std::vector<T> copy(std::span<const T> data) {
+std::vector<float> copy(std::span<const float> data) {
   return {data.begin(), data.end()};
 }
 
@@ -33,25 +32,21 @@ Status run_capture(const CaptureArguments& arguments, const ToolContext& context
   info.tokens = std::move(tokens.ids);
   info.query_positions =
       last_positions(static_cast<int64_t>(info.tokens.size()), arguments.queries);
-  info.keys_post_rope = !arguments.pre_rope;
   SQZ_ASSIGN_OR_RETURN(const auto writer,
                        CaptureWriter::create(arguments.output, arguments.force, info));
 
   Progress progress(context.progress_style(), "capture");
   PrefillOptions pass;
   pass.query_positions = info.query_positions;
-  pass.pre_rope = arguments.pre_rope;
-  pass.cosine = arguments.cosine;
   pass.progress = [&](double done) { progress.update(done); };
   pass.consumer = [&](const LayerCapture& layer) -> Status {
     CapturedLayer data;
-    data.keys = copy(arguments.pre_rope ? layer.keys_pre_rope : layer.keys);
+    data.keys = copy(layer.keys);
     data.values = copy(layer.values);
-    data.queries = copy(arguments.pre_rope ? layer.queries_pre_rope : layer.queries);
-    data.cosine = copy(layer.cosine);
+    data.queries = copy(layer.queries);
     return writer->write_layer(layer.layer, data);
   };
-  SQZ_RETURN_IF_ERROR(runner->prefill(info.tokens, pass).status());
+  SQZ_RETURN_IF_ERROR(runner->prefill(info.tokens, pass));
   SQZ_ASSIGN_OR_RETURN(const uint64_t bytes, writer->commit());
   progress.finish();
   context.output.result({{"path", arguments.output},
@@ -81,8 +76,6 @@ void add_capture_command(Tool& tool) {
       ->check(whole_number(1))
       ->type_name("N")
       ->capture_default_str();
-  app->add_flag("--pre-rope", arguments->pre_rope, "Keys and queries from before RoPE");
-  app->add_flag("--cosine", arguments->cosine, "Also store cosines of hidden states a layer");
 }
 
 }  // namespace sqz

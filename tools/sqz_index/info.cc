@@ -93,10 +93,9 @@ Status run_info(const std::string& path, const ToolContext& context) {
   }
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
   SQZ_ASSIGN_OR_RETURN(const Calibration calibration, file->calibration());
-  const JsonMembers fields = index_json(*file, calibration);
-  JsonMembers shown = fields;
-  shown.erase("metadata");  // the same, as the file has it
-  context.output.result(fields, rows_of(shown));
+  JsonMembers fields = index_json(*file, calibration);
+  if (!context.output.json()) fields.erase("metadata");  // the same, as the file has it
+  context.output.result(fields);
   return {};
 }
 

@@ -43,15 +43,6 @@ void PlanTotal::add(const BuildPlan& plan, int64_t tokens, uint64_t pass, bool g
 }
 
 void PlanTotal::print(const ToolContext& context) const {
-  const auto bytes = [](uint64_t count) { return bytes_text(static_cast<double>(count)); };
-  Rows rows = {{"indexes", concat(indexes_)},
-               {"tokens", concat(tokens_)},
-               {"size", concat(bytes(sum_.bytes), " (", sum_.bytes, " bytes)")},
-               {"peak memory", "about " + bytes(sum_.peak_memory)}};
-  if (sum_.gpu_memory > 0) {
-    rows.emplace_back("GPU memory", concat("about ", bytes(sum_.gpu_memory), ", at least ",
-                                           bytes(sum_.gpu_memory_least)));
-  }
   context.output.result({{"dry_run", true},
                          {"indexes", indexes_},
                          {"tokens", tokens_},
@@ -60,8 +51,7 @@ void PlanTotal::print(const ToolContext& context) const {
                          {"bytes", sum_.bytes},
                          {"peak_memory", sum_.peak_memory},
                          {"gpu_memory", sum_.gpu_memory},
-                         {"gpu_memory_least", sum_.gpu_memory_least}},
-                        rows);
+                         {"gpu_memory_least", sum_.gpu_memory_least}});
 }
 
 }  // namespace sqz

@@ -13,7 +13,6 @@ Status run_status(const StatusArguments& arguments, const ToolContext& context) 
   SQZ_ASSIGN_OR_RETURN(const auto entries, read_manifest(arguments.manifest, arguments.shard));
   int64_t done = 0, missing = 0, tokens = 0;
   uint64_t bytes = 0;
-  Rows rows;
   for (const ManifestEntry& entry : entries) {
     const std::string path = entry.output(arguments.folder);
     const auto file = SqzFile::open(path);
@@ -25,17 +24,13 @@ Status run_status(const StatusArguments& arguments, const ToolContext& context) 
       fields.merge(JsonMembers{{"state", "done"}});
     } else {
       ++missing;
-      rows.emplace_back("missing", file.status().message());
+      context.output.text(printable(file.status().message()) + "\n");
       fields.merge(JsonMembers{{"state", "missing"}, {"message", file.status().message()}});
     }
     context.output.event("document", fields);
   }
-  rows.insert(rows.end(), {{"done", concat(done)},
-                           {"missing", concat(missing)},
-                           {"tokens", concat(tokens)},
-                           {"size", bytes_text(static_cast<double>(bytes))}});
   context.output.result(
-      {{"done", done}, {"missing", missing}, {"tokens", tokens}, {"bytes", bytes}}, rows);
+      {{"done", done}, {"missing", missing}, {"tokens", tokens}, {"bytes", bytes}});
   return {};
 }
 

@@ -22,12 +22,8 @@ Result<VerifyReport> check(const std::string& path, const ToolContext& context) 
 Status run_verify(const std::string& path, const ToolContext& context) {
   SQZ_ASSIGN_OR_RETURN(const VerifyReport report, check(path, context));
   const bool whole = report.problems.empty();
-  Rows rows = {{"file", path}, {"checked", concat(report.checked, " tensors")}};
-  for (const std::string& problem : report.problems) rows.emplace_back("problem", problem);
-  rows.emplace_back("result", whole ? "the file is whole" : "the file is damaged");
   context.output.result(
-      {{"path", path}, {"ok", whole}, {"checked", report.checked}, {"problems", report.problems}},
-      rows);
+      {{"path", path}, {"ok", whole}, {"checked", report.checked}, {"problems", report.problems}});
   if (whole) return {};
   return {Code::kCorrupt, concat(path, ": ", report.problems.size(),
                                  " problems; make the file again or restore it")};
