@@ -7,7 +7,7 @@
 #include "formats/sqz_file.h"
 #include "tests/tools/run_tool.h"
 #include "tools/common/index_context.h"
-#include "tools/common/load_runner.h"
+#include "tools/common/model_options.h"
 #include "tools/sqz_eval/indexes.h"
 #include "tools/sqz_eval/probe.h"
 

@@ -1,4 +1,4 @@
-#include "tools/common/load_runner.h"
+#include "tools/common/model_options.h"
 
 namespace sqz {
 

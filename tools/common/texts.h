@@ -1,4 +1,4 @@
-// Turns the TEXT... arguments of a tool into the token ids of a fixed context.
+// Texts of users as token ids: the fixed context that TEXT... arguments name, and prompts.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +36,11 @@ Result<std::vector<int32_t>> encode_chat(const Tokenizer& tokenizer,
                                          std::span<const std::string> documents,
                                          const ChatFormat& chat);
 
+// An index belongs to one tokenizer: kMismatch if it was built with another one. `built_with` is the
+// hash in the index; empty if it was built from ids.
+Status check_tokenizer(const std::string& index, const std::string& built_with,
+                       const Tokenizer& tokenizer, const std::string& model_path);
+
 // Checks that there are ids, and that the vocabulary of the model has them. `source` names where
 // they come from ("the tokenizer of DIR", "F.npy"), `model_path` the model.
 Status check_ids(std::span<const int32_t> ids, const ModelDescription& model,
@@ -43,5 +48,22 @@ Status check_ids(std::span<const int32_t> ids, const ModelDescription& model,
 // Checks also that there are no more ids than the model has positions.
 Status check_tokens(std::span<const int32_t> ids, const ModelDescription& model,
                     const std::string& source, const std::string& model_path);
+
+struct Prompt {
+  std::string text, label;  // label: "F: line N", for messages
+};
+
+// Returns the prompts of all files, in order. A text file has one prompt a line; empty lines are
+// skipped. In a file named *.jsonl every line is a JSON object, and its string `prompt` is the
+// prompt, which may contain line breaks. Errors name file and line. A file without a prompt and
+// text that is not UTF-8 are kCorrupt.
+Result<std::vector<Prompt>> read_prompts(Env& env, const std::vector<std::string>& paths);
+
+// Returns the token ids of each prompt: in the user's turn of `chat`, or without special tokens,
+// because the fixed context in front has them. Checks that the vocabulary of `model` has the ids,
+// and that prompt and context do not exceed the model's positions.
+Result<std::vector<std::vector<int32_t>>> encode_prompts(
+    const Tokenizer& tokenizer, const std::vector<Prompt>& prompts, const ModelDescription& model,
+    int64_t context, const std::optional<ChatFormat>& chat = std::nullopt);
 
 }  // namespace sqz

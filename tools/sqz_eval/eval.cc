@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "formats/base/stopwatch.h"
-#include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
 #include "tools/common/texts.h"
 #include "tools/sqz_eval/judge.h"

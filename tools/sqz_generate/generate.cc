@@ -13,9 +13,8 @@
 #include "formats/sqz_file.h"
 #include "formats/tokenizer.h"
 #include "tools/common/index_context.h"
-#include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
-#include "tools/common/prompts.h"
+#include "tools/common/texts.h"
 #include "tools/sqz_generate/answer.h"
 
 namespace sqz {
@@ -30,19 +29,13 @@ struct Opened {
   double load_seconds = 0;
 };
 
-// An index belongs to one model and one tokenizer. Answers of another one would be nonsense.
 Status check_index(const sqz_index_info& index, const ModelDescription& model,
                    const Tokenizer& tokenizer, const GenerateArguments& arguments) {
   if (fingerprint(model) != index.model_fingerprint) {  // only the file says in which field
     SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(arguments.index));
     return check_same_model(file->metadata().model, model, arguments.index);
   }
-  const std::string built_with = index.tokenizer_hash;
-  if (built_with.empty() || built_with == tokenizer.hash()) return {};
-  return {Code::kMismatch,
-          concat(arguments.index, ": tokenizer: the index was built with ", built_with, ", ",
-                 arguments.model, " has ", tokenizer.hash(),
-                 "; use the model that the index was built with, or build it again")};
+  return check_tokenizer(arguments.index, index.tokenizer_hash, tokenizer, arguments.model);
 }
 
 // The turns that the index was built with, if prompts are to be put into them.

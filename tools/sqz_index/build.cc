@@ -1,6 +1,6 @@
 #include <spdlog/spdlog.h>
 
-#include "tools/common/load_runner.h"
+#include "tools/common/model_options.h"
 #include "tools/sqz_index/build_index.h"
 #include "tools/sqz_index/build_manifest.h"
 #include "tools/sqz_index/build_options.h"

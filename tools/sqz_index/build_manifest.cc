@@ -9,7 +9,7 @@
 
 #include "formats/base/parallel.h"
 #include "formats/base/stopwatch.h"
-#include "tools/common/load_runner.h"
+#include "tools/common/model_options.h"
 #include "tools/sqz_index/build_index.h"
 #include "tools/sqz_index/manifest.h"
 #include "tools/sqz_index/plan.h"

@@ -1,5 +1,5 @@
 #include "formats/capture.h"
-#include "tools/common/load_runner.h"
+#include "tools/common/model_options.h"
 #include "tools/sqz_index/build_index.h"
 #include "tools/sqz_index/commands.h"
 

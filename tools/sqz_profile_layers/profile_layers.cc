@@ -12,7 +12,6 @@
 #include "formats/checkpoint.h"
 #include "libindex/builder.h"
 #include "libindex/copy_index.h"
-#include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
 #include "tools/common/output_file.h"
 #include "tools/common/texts.h"

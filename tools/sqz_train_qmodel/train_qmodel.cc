@@ -6,7 +6,6 @@
 
 #include "formats/base/stopwatch.h"
 #include "formats/checkpoint.h"
-#include "tools/common/load_runner.h"
 #include "tools/common/model_options.h"
 #include "tools/common/output_file.h"
 #include "tools/common/qmodel_table.h"

@@ -1,5 +1,5 @@
 // In place of tools/common/load_runner.cc where sqz is built without LibTorch.
-#include "tools/common/load_runner.h"
+#include "tools/common/model_options.h"
 
 namespace sqz {
 
