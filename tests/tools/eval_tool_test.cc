@@ -8,8 +8,7 @@
 #include "tests/tools/run_tool.h"
 #include "tools/common/index_context.h"
 #include "tools/common/model_options.h"
-#include "tools/sqz_eval/indexes.h"
-#include "tools/sqz_eval/probe.h"
+#include "tools/sqz_eval/judge.h"
 
 namespace sqz {
 namespace {

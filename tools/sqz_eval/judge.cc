@@ -4,8 +4,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "tools/sqz_eval/probe.h"
-
 namespace sqz::eval {
 namespace {
 
@@ -14,6 +12,32 @@ constexpr const char* kQuestions = "questions";
 constexpr int64_t kSpareTokens = 2;  // of an answer: enough to see that no digit follows
 
 }  // namespace
+
+Status Probe::observe(const ObservedAttention& dense) {
+  if (first_ < 0) first_ = dense.first;
+  terms_ = static_cast<double>((dense.layer + 1) * dense.heads);
+  const auto heads = static_cast<size_t>(dense.heads), dim = static_cast<size_t>(dense.dim);
+  const auto exact = merged_attention(dense, dense.context_out, dense.context_lse);
+  for (size_t i = 0; i < sparse_.size(); ++i) {
+    SQZ_ASSIGN_OR_RETURN(const OtherAttention found, attention_with(*sparse_[i], dense));
+    for (size_t row = 0; row < found.lse.size(); ++row) {
+      const size_t token = static_cast<size_t>(dense.first - first_) + row / heads;
+      sums_[i].error[token] += relative_error(std::span(found.merged).subspan(row * dim, dim),
+                                              std::span(exact).subspan(row * dim, dim));
+      sums_[i].recall[token] += recalled_mass(found.lse[row], dense.context_lse[row]);
+    }
+  }
+  return {};
+}
+
+std::vector<ProbeResult> Probe::results() const {
+  std::vector<ProbeResult> out = sums_;
+  for (ProbeResult& result : out) {
+    for (double& value : result.error) value /= terms_;
+    for (double& value : result.recall) value /= terms_;
+  }
+  return out;
+}
 
 Result<Judge::Served> Judge::open(const Pass& pass, size_t view, const PassIndexes& indexes) {
   Served out;

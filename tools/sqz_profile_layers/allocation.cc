@@ -1,4 +1,4 @@
-#include "tools/sqz_profile_layers/allocation.h"
+#include "tools/sqz_profile_layers/trials.h"
 
 #include <array>
 #include <cmath>
