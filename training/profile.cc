@@ -66,11 +66,6 @@ void summarise(std::span<const Block> blocks, LayerProfile& profile) {
 
 Result<LayerProfile> profile_layers(Runner& runner, std::span<const TokenText> texts,
                                     const ProfileOptions& options) {
-  if (options.window < 1 || options.windows < 0) {
-    return Status(Code::kInvalidArgument,
-                  concat("windows: found ", options.windows, " of ", options.window,
-                         " tokens, expected at least 1 token"));
-  }
   const std::vector<Window> windows = cut(texts, options);
   LayerProfile profile;
   for (const Window& window : windows) profile.tokens += std::ssize(window.tokens);

@@ -212,26 +212,5 @@ TEST_F(CorpusTest, TextsAndTokensByOneModelThatIsLoadedOnce) {
 }
 #endif
 
-TEST_F(CorpusTest, KilledWorkersLeaveWholeIndexes) {
-  Words captures, lines;
-  for (int i = 0; i < 8; ++i) {
-    captures.push_back(concat("c", i));
-    lines.push_back(line(concat("d", i % 3, "/", i), captures.back()));
-  }
-  write(captures, lines);
-  for (int kill = 0; kill < 6; ++kill) {
-    build("", [&](pid_t worker) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20 + 30 * kill));
-      ::kill(worker, SIGKILL);
-    });
-  }
-  EXPECT_EQ(build().code, 0);
-  EXPECT_EQ(outputs().size(), 8u);
-  for (int i = 0; i < 8; ++i) {
-    expect_like_one_alone(concat("d", i % 3, "/", i),
-                          concat("--capture ", captures[static_cast<size_t>(i)], ".h5"));
-  }
-}
-
 }  // namespace
 }  // namespace sqz

@@ -286,22 +286,6 @@ TEST(EvalSettings, AreTheCrossProductOfTheOptionsThatASelectorTakes) {
   EXPECT_EQ(texts_of(options).size(), selector_names().size());
 }
 
-TEST(EvalSettings, IndexesHoldWhatTheirSelectorsNeed) {
-  const QmodelFile qmodel;
-  BuildOptions base;
-  base.calibrate_keys = base.heavy_hitters = true;
-  base.qmodel = &qmodel;
-  for (const Partition partition : {Partition::kKmeans, Partition::kPages, Partition::kBuckets}) {
-    const BuildOptions made = index_options({partition, RowKind::kQ8, 2}, base);
-    EXPECT_EQ(made.partition, partition);
-    EXPECT_EQ(made.calibrate_keys, partition == Partition::kKmeans);
-    EXPECT_EQ(made.heavy_hitters, partition == Partition::kKmeans);
-    EXPECT_EQ(made.qmodel, partition == Partition::kBuckets ? &qmodel : nullptr);
-    EXPECT_EQ(made.compress.rows, RowKind::kQ8);
-    EXPECT_EQ(made.compress.key_codes, 2);
-  }
-}
-
 // Not of sqz-eval alone: the options of every tool.
 TEST(SelectorOptions, BecomeThoseOfASession) {
   for (const std::string& name : selector_names()) {

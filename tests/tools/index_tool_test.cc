@@ -26,17 +26,6 @@ class IndexToolTest : public ToolTest {
   Json info(const std::string& name) const { return expect({"sqz-index info " + name}); }
 };
 
-TEST_F(IndexToolTest, HelpAndVersion) {
-  EXPECT_EQ(run("sqz-index", {"--version"}).out, "sqz-index " SQZ_VERSION "\n");
-  for (const char* command :
-       {"", "build", "calibrate", "capture", "compress", "info", "prune", "status", "verify"}) {
-    const ToolRun help = run("sqz-index", words_of(concat(command, " --help")));
-    EXPECT_EQ(help.code, 0) << command;
-    EXPECT_THAT(help.out, HasSubstr("Example")) << command;
-    EXPECT_THAT(help.out, HasSubstr("Exit codes: 0 ok")) << command;
-  }
-}
-
 TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
   write_all(path("m.gguf"), std::string("GGUF\3\0\0\0\0\0\0\0\0\0\0\0", 16));
   write_all(path("a.txt"), "text");
@@ -52,8 +41,6 @@ TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
   const std::string build = "sqz-index build -o y.sqz ", from = build + "--capture c.h5 ";
   const std::string before = files();
   expect_all({
-      {"sqz-index", 2, {"a command is required"}},
-      {"sqz-index bilud", 2, {"no command bilud; expected build,"}},
       {build + "--nonsense", 2, {"--nonsense"}},
       {build, 2, {"no fixed context was given"}},
       {"sqz-index build --capture c.h5", 2, {"--output"}},

@@ -181,28 +181,6 @@ TEST(AttentionNan, Propagates) {
   }
 }
 
-// Two halves of the keys, merged, are all of the keys.
-TEST(MergeStates, HalvesMakeAWhole) {
-  const Case c{"merge", 100, 4, 2, 32, 0, 2};
-  const Input in = random_input(c);
-  const auto cache = make_torch_cache(describe(c));
-  cache->resize(c.tokens);
-  cache->write(0, in.k, in.v);
-  const at::Tensor last = in.q.narrow(0, 99, 1);
-  const AttentionState whole = cache->attend(last, 99, 0);
-  AttentionState recent = cache->attend(last, 99, 30);
-  const auto older = make_torch_cache(describe(c));
-  older->resize(70);
-  older->write(0, in.k.narrow(0, 0, 70), in.v.narrow(0, 0, 70));
-  merge_states(recent, older->attend(last, 69, 0));
-  EXPECT_LT((recent.out - whole.out).abs().max().item<float>(), 1e-5f);
-  EXPECT_LT((recent.lse - whole.lse).abs().max().item<float>(), 1e-5f);
-
-  AttentionState nothing{at::zeros_like(last), at::full({1, 4}, -INFINITY)};
-  merge_states(recent, nothing);
-  EXPECT_LT((recent.out - whole.out).abs().max().item<float>(), 1e-5f);
-}
-
 // Each query of a model gives away 1, and capturing changes nothing else.
 TEST(AttentionMassOfAPass, EveryQueryGivesOne) {
   const auto runner = load_runner(nano_folder());

@@ -67,16 +67,6 @@ TEST_F(Profile, AskedForOneWindowItTakesTheFirstOfEachText) {
   EXPECT_EQ(first->cosine_error, cut->cosine_error);
 }
 
-TEST_F(Profile, TellsHowFarItIs) {
-  std::vector<double> seen;
-  options_.progress = [&](double done) { seen.push_back(done); };
-  ASSERT_TRUE(profile_layers(*runner_, texts_, options_).ok());
-  EXPECT_EQ(seen.size(), 5u * 6u);
-  EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
-  EXPECT_NEAR(seen[5], 300.0 / 1050, 1e-12);
-  EXPECT_DOUBLE_EQ(seen.back(), 1.0);
-}
-
 TEST_F(Profile, RefusesWhatItCannotAverage) {
   std::vector<TokenText> short_text = {{"a.txt", texts_[0].tokens}};
   short_text[0].tokens.resize(255);
@@ -84,9 +74,6 @@ TEST_F(Profile, RefusesWhatItCannotAverage) {
               HasSubstr("a.txt: text: found 255 tokens, expected at least 256"));
   EXPECT_THAT(refused({}, options_, Code::kCorrupt), HasSubstr("found 0 tokens"));
 
-  ProfileOptions none = options_;
-  none.window = 0;
-  EXPECT_THAT(refused(texts_, none, Code::kInvalidArgument), HasSubstr("of 0 tokens"));
   std::vector<TokenText> foreign = texts_;
   foreign[1].tokens[7] = 8192;
   EXPECT_THAT(refused(foreign, options_, Code::kInvalidArgument), HasSubstr("8192"));

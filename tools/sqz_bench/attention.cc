@@ -21,7 +21,6 @@ struct Layer {
   std::shared_ptr<const Device> device;
   std::shared_ptr<const SqzFile> file;
   std::vector<Index> copies;
-  DType dtype = DType::kBF16;  // of queries and outputs
   bool prompt = false;
   int threads = 0;
   uint64_t seed = 0;
@@ -61,21 +60,6 @@ class Tensor {
   sqz_tensor tensor_{};
 };
 
-std::vector<std::byte> rounded(const std::vector<float>& from, DType dtype) {
-  std::vector<std::byte> out;
-  out.reserve(from.size() * static_cast<size_t>(dtype_size(dtype)));
-  const auto append = [&](auto x) {
-    const auto* bytes = reinterpret_cast<const std::byte*>(&x);
-    out.insert(out.end(), bytes, bytes + sizeof(x));
-  };
-  for (const float x : from) {
-    if (dtype == DType::kBF16) append(to_bfloat16(x));
-    if (dtype == DType::kF16) append(to_float16(x));
-    if (dtype == DType::kF32) append(x);
-  }
-  return out;
-}
-
 sqz_session_options session_options(const Layer& layer, const Case& what) {
   auto options = runtime::make<sqz_session_options>();
   options.device_type = layer.device->number() < 0 ? 1 : 2;
@@ -101,15 +85,19 @@ class Serving {
     const int64_t heads = layer.model().query_heads, dim = layer.model().head_dim;
     const std::vector<int64_t> shape = {what.tokens, heads, dim};
     const int64_t sets = layer.prompt ? 2 : 8;
-    std::vector<std::byte> last;
+    const auto tensor = [&](const std::vector<int64_t>& sizes, DType dtype, const auto& numbers) {
+      return std::make_unique<Tensor>(*layer.device, sizes, dtype,
+                                      std::as_bytes(std::span(numbers)));
+    };
+    std::vector<BFloat16> last;
     for (const auto& set : make_queries(*layer.file, sets, what.tokens, layer.seed)) {
-      last = rounded(set, layer.dtype);
-      queries_.push_back(std::make_unique<Tensor>(*layer.device, shape, layer.dtype, last));
+      last.clear();
+      for (const float x : set) last.push_back(to_bfloat16(x));
+      queries_.push_back(tensor(shape, DType::kBF16, last));
     }
-    out_ = std::make_unique<Tensor>(*layer.device, shape, layer.dtype, last);
-    const std::vector<std::byte> lse(static_cast<size_t>(what.tokens * heads) * sizeof(float));
-    lse_ =
-        std::make_unique<Tensor>(*layer.device, std::vector{what.tokens, heads}, DType::kF32, lse);
+    out_ = tensor(shape, DType::kBF16, last);
+    lse_ = tensor({what.tokens, heads}, DType::kF32,
+                  std::vector<float>(static_cast<size_t>(what.tokens * heads)));
     if (!layer.prompt) {
       indptr_.resize(static_cast<size_t>(what.tokens) + 1);
       std::iota(indptr_.begin(), indptr_.end(), 0);
@@ -182,10 +170,6 @@ void run(benchmark::State& state, const Layer& layer, const Case& what) {
   state.counters["keys_a_run"] = serving.keys_a_run();
 }
 
-DType dtype_of(const std::string& name) {
-  return name == "f32" ? DType::kF32 : name == "f16" ? DType::kF16 : DType::kBF16;
-}
-
 // Opens --index, or makes an index. An index that is not saved is removed once it is open.
 Result<std::shared_ptr<Layer>> open_layer(const AttentionOptions& options,
                                           std::shared_ptr<const Device> device) {
@@ -213,7 +197,6 @@ Result<std::shared_ptr<Layer>> open_layer(const AttentionOptions& options,
   if (!temporary.empty()) ::unlink(temporary.c_str());
   SQZ_RETURN_IF_ERROR(opened);
   layer->device = std::move(device);
-  layer->dtype = dtype_of(options.query_dtype);
   layer->prompt = options.prompt;
   layer->threads = options.made.threads;
   layer->seed = options.made.seed;
@@ -290,7 +273,7 @@ Status add_attention(const AttentionOptions& options, std::shared_ptr<const Devi
       "layer",
       concat(metadata.tokens, " tokens, ", metadata.model.query_heads, " query heads, ",
              metadata.model.kv_heads, " KV heads of ", metadata.model.head_dim, " dimensions, ",
-             dtype_name(layer->file->layer(0).dtype), ", queries ", options.query_dtype));
+             dtype_name(layer->file->layer(0).dtype)));
   Registrar(options, std::move(layer)).add_all();
   return {};
 }

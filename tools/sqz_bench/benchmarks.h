@@ -19,7 +19,6 @@ struct AttentionOptions {
   std::vector<std::string> rules = {"budget"};
   std::vector<int> levels = {1, 2};
   std::vector<double> keep = {0.1}, budget;  // one of the two
-  std::string query_dtype = "bf16";
 };
 Status add_attention(const AttentionOptions& options, std::shared_ptr<const Device> device);
 

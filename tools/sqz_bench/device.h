@@ -29,8 +29,6 @@ class Device {
                     const std::function<void()>& warm) const = 0;
 };
 
-std::unique_ptr<Device> make_cpu();
-
 // `capability` "8.6": serve as from a GPU of compute capability 8.6, with its shared memory and the
 // kernels for it; empty: as from the GPU that there is. kInvalidArgument if there is no such GPU or
 // sqz was built without CUDA.

@@ -40,7 +40,8 @@ Options that begin with --benchmark_ are Google Benchmark's: --benchmark_filter=
 Counters: keys, the share of the clustered keys that was read; bytes, the same of all bytes, with
 centroids, sinks and recent window; keys_a_run, the mean length of the runs of selected keys;
 bytes_per_s and flop_per_s. On a GPU a time is of CUDA graphs of calls over copies of the layer.
-Keys and queries are made up (tools/sqz_bench/made_index.h); --index takes the keys of a file.
+Keys and queries are made up (tools/sqz_bench/made_index.h), queries and outputs bfloat16;
+--index takes the keys of a file.
 
 Examples:
   sqz-bench attend --keep 0.1,0.05 --benchmark_repetitions=10
@@ -100,8 +101,6 @@ void add_attention_options(CLI::App& app, Options& o) {
   add_list(app, "--rule", a.rules, CLI::IsMember({"budget", "threshold"}),
            "How clusters are chosen; budget reads the asked share");
   add_list(app, "--levels", a.levels, CLI::Range(1, 16), "Levels of the centroid tree to use");
-  add_one(app, "--query-dtype", a.query_dtype, CLI::IsMember({"f32", "f16", "bf16"}),
-          "Type of queries and outputs");
   app.add_option("--index", a.index, "Serve layer 0 of this index")->excludes(selector);
   app.add_option("--save-index", a.save_index, "Leave the index that is made here")
       ->excludes("--index");
@@ -138,15 +137,6 @@ Result<std::shared_ptr<const Device>> make_device(const Options& o) {
   return gpu;
 }
 
-std::string cpu_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown";
-}
-
 Status run_benchmarks(const std::string& command, Options o, std::vector<std::string> rest) {
   o.attention.prompt = command == "prefill";
   o.attention.made.threads = o.kmeans.threads = resolve_threads(o.threads);
@@ -158,7 +148,6 @@ Status run_benchmarks(const std::string& command, Options o, std::vector<std::st
             bad_field("options", option, "it", "an option of sqz-bench " + command)};
   }
   SQZ_ASSIGN_OR_RETURN(const auto device, make_device(o));
-  benchmark::AddCustomContext("cpu", cpu_name());
   benchmark::AddCustomContext("kernels", cpu_kernels().name);
   benchmark::AddCustomContext("threads", concat(o.kmeans.threads));
   benchmark::AddCustomContext("sqz", sqz_version());
