@@ -50,9 +50,7 @@ Result<uint64_t> calibrate_with_prompts(Runner& runner, const std::string& path,
   SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(path));
   SQZ_RETURN_IF_ERROR(check_calibratable(*index));
   SQZ_RETURN_IF_ERROR(check_same_model(index->metadata().model, runner.config().description, path));
-  sqz_session_options dense = {};
-  dense.struct_size = sizeof(dense);
-  dense.selector = SQZ_SELECTOR_DENSE;
+  auto dense = runtime::dense_options();
   dense.max_tokens = kMaxContextTokens;
   dense.threads = options.threads;
   SQZ_ASSIGN_OR_RETURN(const auto context, IndexContext::open(path, dense));

@@ -8,31 +8,29 @@ namespace {
 constexpr int32_t kCpu = 1, kCuda = 2;              // as sqz_tensor::device_type counts
 constexpr uint8_t kFloatCode = 2, kBfloatCode = 4;  // as sqz_tensor::dtype_code counts
 
-}  // namespace
-
-// The two enums share their values: sqz.h says so of sqz_status, status.h of Code.
-Status to_status(sqz_status status) {
-  return status == SQZ_OK ? Status() : Status(static_cast<Code>(status), sqz_last_error());
+// The status of calls that throw. The two enums share their values: sqz.h says so of sqz_status,
+// status.h of Code.
+template <class Body>
+Status caught(Body&& body) {
+  try {
+    body();
+    return {};
+  } catch (const runtime::Error& error) {
+    return {static_cast<Code>(error.status()), error.what()};
+  }
 }
 
+}  // namespace
+
 Result<std::shared_ptr<OpenIndex>> OpenIndex::open(const std::string& path) {
-  std::shared_ptr<OpenIndex> out(new OpenIndex);
-  SQZ_RETURN_IF_ERROR(to_status(sqz_index_open(path.c_str(), SQZ_OPEN_MMAP, &out->index_)));
-  out->info_.struct_size = sizeof(out->info_);
-  SQZ_RETURN_IF_ERROR(to_status(sqz_index_describe(out->index_, &out->info_)));
+  std::shared_ptr<OpenIndex> out;
+  SQZ_RETURN_IF_ERROR(caught([&] { out.reset(new OpenIndex(path)); }));
   return out;
 }
 
 Status OpenIndex::upload(int gpu) {
   gpu_ = gpu;
-  sqz_upload_options options = {};
-  options.struct_size = sizeof(options);
-  options.device_id = gpu;
-  return to_status(sqz_index_upload(index_, &options));
-}
-
-OpenIndex::~OpenIndex() {
-  sqz_index_close(index_);
+  return caught([&] { index_.upload(gpu); });
 }
 
 Result<std::unique_ptr<IndexContext>> IndexContext::create(std::shared_ptr<const OpenIndex> index,
@@ -40,7 +38,7 @@ Result<std::unique_ptr<IndexContext>> IndexContext::create(std::shared_ptr<const
   std::unique_ptr<IndexContext> out(new IndexContext(std::move(index)));
   options.device_type = out->device() ? kCuda : kCpu;
   options.device_id = out->device().value_or(0);
-  SQZ_RETURN_IF_ERROR(to_status(sqz_session_create(out->index_->get(), &options, &out->session_)));
+  SQZ_RETURN_IF_ERROR(caught([&] { out->session_.emplace(out->index_->index(), options); }));
   return out;
 }
 
@@ -48,10 +46,6 @@ Result<std::unique_ptr<IndexContext>> IndexContext::open(const std::string& path
                                                          const sqz_session_options& options) {
   SQZ_ASSIGN_OR_RETURN(auto index, OpenIndex::open(path));
   return create(std::move(index), options);
-}
-
-IndexContext::~IndexContext() {
-  sqz_session_destroy(session_);
 }
 
 DType IndexContext::device_dtype() const {
@@ -81,8 +75,7 @@ Status IndexContext::attend(int64_t layer, const ContextQueries& queries) {
   const sqz_tensor q = tensor(queries.dtype, queries.q, 3);
   sqz_tensor out = tensor(queries.dtype, queries.out, 3);
   sqz_tensor lse = tensor(DType::kF32, queries.lse, 2);
-  sqz_attend_args args = {};
-  args.struct_size = sizeof(args);
+  auto args = runtime::make<sqz_attend_args>();
   args.layer = layer;
   args.q = &q;
   args.out = &out;
@@ -90,18 +83,17 @@ Status IndexContext::attend(int64_t layer, const ContextQueries& queries) {
   args.positions = positions_.data();
   args.indptr = queries.indptr.data();
   args.requests = std::ssize(queries.first);
-  return to_status(sqz_attend(session_, &args));
+  return caught([&] { session_->attend(args); });
 }
 
 Result<sqz_stats> IndexContext::stats(int64_t layer) const {
   sqz_stats out = {};
-  out.struct_size = sizeof(out);
-  SQZ_RETURN_IF_ERROR(to_status(sqz_session_stats(session_, layer, &out)));
+  SQZ_RETURN_IF_ERROR(caught([&] { out = session_->stats(layer); }));
   return out;
 }
 
 Status IndexContext::reset_stats() {
-  return to_status(sqz_session_reset_stats(session_));
+  return caught([&] { session_->reset_stats(); });
 }
 
 }  // namespace sqz

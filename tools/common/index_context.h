@@ -1,4 +1,4 @@
-// The fixed context of an index, for a Runner: sqz.h behind FixedContext.
+// The fixed context of an index, for a Runner: sqz.hpp behind FixedContext.
 #pragma once
 
 #include <memory>
@@ -8,13 +8,10 @@
 
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
-#include "sqz/sqz.h"
+#include "sqz/sqz.hpp"
 #include "training/runner.h"
 
 namespace sqz {
-
-// The status of a call of sqz.h, with its sentence.
-Status to_status(sqz_status status);
 
 // An index that several contexts may share.
 class OpenIndex {
@@ -22,19 +19,16 @@ class OpenIndex {
   static Result<std::shared_ptr<OpenIndex>> open(const std::string& path);
   // Copies the index to this CUDA device. Contexts that are created afterwards serve from there.
   Status upload(int gpu);
-  ~OpenIndex();
-  OpenIndex(const OpenIndex&) = delete;
-  OpenIndex& operator=(const OpenIndex&) = delete;
 
-  sqz_index* get() const { return index_; }
+  const runtime::Index& index() const { return index_; }
   const sqz_index_info& info() const { return info_; }
   std::optional<int> gpu() const { return gpu_; }
 
  private:
-  OpenIndex() = default;
+  explicit OpenIndex(const std::string& path) : index_(path), info_(index_.describe()) {}
 
-  sqz_index* index_ = nullptr;
-  sqz_index_info info_ = {};
+  runtime::Index index_;
+  sqz_index_info info_;
   std::optional<int> gpu_;
 };
 
@@ -47,8 +41,6 @@ class IndexContext final : public FixedContext {
   // On the CPU, of an index that is not shared.
   static Result<std::unique_ptr<IndexContext>> open(const std::string& path,
                                                     const sqz_session_options& options);
-  ~IndexContext() override;
-
   const sqz_index_info& info() const { return index_->info(); }
   int64_t tokens() const override { return tokens_; }
   // The next token stands at this position, whatever the length of the index.
@@ -67,7 +59,7 @@ class IndexContext final : public FixedContext {
 
   std::shared_ptr<const OpenIndex> index_;
   int64_t tokens_;
-  sqz_session* session_ = nullptr;
+  std::optional<runtime::Session> session_;
   std::vector<int64_t> positions_;
 };
 

@@ -93,8 +93,7 @@ std::vector<std::string> selector_names() {
 }
 
 Result<sqz_session_options> session_options(const SelectorOptions& options, int threads) {
-  sqz_session_options out = {};
-  out.struct_size = sizeof(out);
+  auto out = runtime::make<sqz_session_options>();
   out.threads = threads;
   out.block = options.block;
   out.levels = options.levels;

@@ -11,7 +11,7 @@
 #include "formats/layers_file.h"
 #include "formats/model_description.h"
 #include "formats/sqz_file.h"
-#include "sqz/sqz.h"
+#include "sqz/sqz.hpp"
 
 namespace sqz {
 
