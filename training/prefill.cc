@@ -13,8 +13,9 @@ Status check_positions(const std::vector<int64_t>& positions, int64_t tokens) {
   int64_t previous = -1;
   for (int64_t position : positions) {
     if (position <= previous || position >= tokens) {
-      return {Code::kInvalidArgument, concat("query_positions: found ", position, " after ", previous,
-                                             ", expected ascending positions below ", tokens)};
+      return {Code::kInvalidArgument,
+              concat("query_positions: found ", position, " after ", previous,
+                     ", expected ascending positions below ", tokens)};
     }
     previous = position;
   }

@@ -60,8 +60,8 @@ class Training {
 
   // A share of the training, as a share of everything.
   double trained(int64_t step) const {
-    return kCaptureDone + (kTrainDone - kCaptureDone) * static_cast<double>(step) /
-                              static_cast<double>(o_.steps);
+    return kCaptureDone +
+           (kTrainDone - kCaptureDone) * static_cast<double>(step) / static_cast<double>(o_.steps);
   }
   uint64_t seed(Stream stream, int64_t number) const {
     return kmeans_seed(o_.seed, stream, number, 0);
@@ -69,8 +69,8 @@ class Training {
   // A pass over a window for the queries from token `first` on.
   WindowPass window_pass(const TokenText& window, int64_t first, int64_t positions,
                          uint64_t seed) const {
-    return {draw_positions(first, std::ssize(window.tokens), positions, seed), layers_, device_,
-            {}};
+    return {
+        draw_positions(first, std::ssize(window.tokens), positions, seed), layers_, device_, {}};
   }
   Result<RecallSamples> recall_samples_of(const TokenText& window, uint64_t seed,
                                           std::function<void(double)> progress) const {
@@ -100,7 +100,7 @@ class Training {
   FoldedNetwork best_;       // of the best check so far
   double best_recall_ = -1;  // mean over the selectivities; -1: no check yet
   int64_t best_step_ = 0;
-  at::Tensor loss_sum_;      // on the device: over the steps since the last check
+  at::Tensor loss_sum_;  // on the device: over the steps since the last check
   int64_t loss_steps_ = 0;
   double loss_ = 0;  // of the last check
 };

@@ -66,8 +66,8 @@ struct QmodelTrained {
 };
 
 // The tools check the ranges of single options; kInvalidArgument for a window or a layer that does
-// not fit the model or the other options. Measures with windows of `test`. If it is empty, some windows of `texts` are held out for that.
-// `file.recall` is the classifier's over all queries.
+// not fit the model or the other options. Measures with windows of `test`. If it is empty, some
+// windows of `texts` are held out for that. `file.recall` is the classifier's over all queries.
 //
 // kCorrupt if the texts are too short for so many buckets; the message says how many tokens are
 // needed. kNumeric if the loss is not a number.

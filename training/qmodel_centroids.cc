@@ -77,9 +77,9 @@ Result<at::Tensor> find_centroids(Runner& runner, std::span<const TokenText> win
     }
     SQZ_RETURN_IF_ERROR(engine->run(problems, resolve_threads(o.threads), {}));
     for (int64_t head = 0; head < heads; ++head) {
-      SQZ_ASSIGN_OR_RETURN(const at::Tensor directions,
-                           mean_directions(problems[static_cast<size_t>(head)],
-                                           o.layers[static_cast<size_t>(i)]));
+      SQZ_ASSIGN_OR_RETURN(
+          const at::Tensor directions,
+          mean_directions(problems[static_cast<size_t>(head)], o.layers[static_cast<size_t>(i)]));
       out.select(0, i).select(0, head).copy_(directions);
     }
     o.progress(kCaptureShare +

@@ -66,8 +66,8 @@ Result<RecallSamples> window_recall_samples(Runner& runner, const TokenText& win
   const int64_t heads = model.kv_heads;
   std::vector<RecallSamples> layers;
   SQZ_RETURN_IF_ERROR(run_window(runner, window, pass, [&](int64_t i, const WindowLayer& layer) {
-    layers.push_back(recall_samples(layer, centroids.narrow(0, i * heads, heads),
-                                    model.attention_scale, far));
+    layers.push_back(
+        recall_samples(layer, centroids.narrow(0, i * heads, heads), model.attention_scale, far));
     return Status();
   }));
   RecallSamples out;

@@ -23,8 +23,8 @@ Result<std::unique_ptr<Runner>> Runner::load(const std::string& directory,
     SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(directory));
     training::set_threads(options.threads);
     const auto dtype = options.dtype == DType::kF32 ? at::kFloat : at::kBFloat16;
-    std::unique_ptr<Runner> runner = std::make_unique<training::ModelRunner>(
-        training::Transformer(checkpoint->config(), training::load_weights(*checkpoint, device, dtype)));
+    std::unique_ptr<Runner> runner = std::make_unique<training::ModelRunner>(training::Transformer(
+        checkpoint->config(), training::load_weights(*checkpoint, device, dtype)));
     return runner;
   });
 }

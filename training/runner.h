@@ -41,9 +41,9 @@ struct LayerCapture {
   std::span<const float> values;            // [Hkv, N, d]
   std::span<const float> queries;           // [Hq, n, d], after RoPE, of the positions asked for
   std::span<const float> queries_pre_rope;  // [Hq, n, d], empty unless asked for
-  std::span<const float> cosine;  // [N] cosine of the input of the layer's first norm with the
-                                  // state after the attention residual (SqueezeAttention,
-                                  // section 3); empty unless asked
+  std::span<const float> cosine;     // [N] cosine of the input of the layer's first norm with the
+                                     // state after the attention residual (SqueezeAttention,
+                                     // section 3); empty unless asked
   std::span<const float> attention;  // [Hkv, N] attention that each token got from all tokens,
                                      // summed over the heads of the group (H2O); empty unless asked
 };
@@ -55,7 +55,7 @@ struct PrefillOptions {
   bool on_device = false;  // leave keys and values in GPU memory, in the model's dtype, instead of
                            // copying them to the host; no effect on a model that runs on the CPU
   bool own_stream =
-      false;  // on a GPU: run on a stream of the calling thread, beside those of others
+      false;          // on a GPU: run on a stream of the calling thread, beside those of others
   int64_t chunk = 0;  // tokens that a thread takes at a time; 0 = chosen for the caches
   std::function<Status(const LayerCapture&)> consumer;  // may be empty; an error stops the pass
   std::function<void(double done)> progress;  // fraction of the work, 0 .. 1; may be empty; called
@@ -146,11 +146,11 @@ class Runner {
   // than the model's positions or an id is out of range.
   virtual Status prefill(std::span<const int32_t> tokens, const PrefillOptions& options) = 0;
 
-  // Prompt, then one token at a time: always the likeliest. With `context`, prompt tokens stand at positions N, N+1, ...
-  // and each attends to the context (through it) and causally to the tokens since. Without, the
-  // prompt starts at position 0. `logits`, if given, receives a row [vocab] of every token that was
-  // run: the prompt's, and the generated ones' but the last (all of them after a stop token).
-  // Generation ends with "length" also where the model's positions do.
+  // Prompt, then one token at a time: always the likeliest. With `context`, prompt tokens stand at
+  // positions N, N+1, ... and each attends to the context (through it) and causally to the tokens
+  // since. Without, the prompt starts at position 0. `logits`, if given, receives a row [vocab] of
+  // every token that was run: the prompt's, and the generated ones' but the last (all of them after
+  // a stop token). Generation ends with "length" also where the model's positions do.
   virtual Result<Generation> generate(std::span<const int32_t> prompt,
                                       const GenerateOptions& options,
                                       FixedContext* context = nullptr,

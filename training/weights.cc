@@ -106,8 +106,7 @@ LayerWeights load_layer(Loader& load, const ModelConfig& config, const std::stri
 
 }  // namespace
 
-ModelWeights load_weights(const Checkpoint& checkpoint, at::Device device,
-                                  at::ScalarType dtype) {
+ModelWeights load_weights(const Checkpoint& checkpoint, at::Device device, at::ScalarType dtype) {
   const ModelConfig& config = checkpoint.config();
   Loader load(checkpoint, device, dtype);
   ModelWeights out;

@@ -125,10 +125,10 @@ TEST_F(IndexToolTest, BuildsFromACapture) {
     EXPECT_GT(expect({"sqz-index verify x.sqz", 0, {"ok", "problems"}})["checked"], 10);
   }
   EXPECT_EQ(files(), "c.h5\nx.sqz\n");
-  const Json built =
-      expect({"sqz-index build --capture c.h5 -o z.sqz --sink 8 --tail 50 --level-fractions 0.02,0.1",
-              0,
-              {"seconds.cluster"}});
+  const Json built = expect(
+      {"sqz-index build --capture c.h5 -o z.sqz --sink 8 --tail 50 --level-fractions 0.02,0.1",
+       0,
+       {"seconds.cluster"}});
   EXPECT_EQ(built["clustered"], 600 - 8 - 50);
   EXPECT_EQ(built["clusters"], Json({12, 60}));
 }

@@ -165,8 +165,7 @@ TEST_P(Model, ContextPlusPromptEqualsDense) {
     ASSERT_TRUE(capture(*runner_, all.first(static_cast<size_t>(split)), {}, kept).ok());
     ExactContext context(model(), std::move(kept), split);
     const auto dense = logits_of(*runner_, all);
-    const auto expected =
-        std::span(dense).subspan(static_cast<size_t>(split * model().vocab_size));
+    const auto expected = std::span(dense).subspan(static_cast<size_t>(split * model().vocab_size));
     GenerateOptions options;
     options.max_tokens = 0;
     std::vector<float> rows;

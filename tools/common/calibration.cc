@@ -11,9 +11,7 @@ constexpr double kRecordShare = 0.8;  // of the time, roughly
 class Recorder final : public FixedContext {
  public:
   Recorder(FixedContext& inner, const IndexMetadata& index, int64_t position)
-      : inner_(inner),
-        index_(index),
-        tokens_(position > 0 ? position : inner.tokens()) {
+      : inner_(inner), index_(index), tokens_(position > 0 ? position : inner.tokens()) {
     recorded_.layers.resize(static_cast<size_t>(index.model.layers));
   }
 

@@ -44,8 +44,8 @@ std::string printable(const std::string& text);
 // A table. All lines have as many cells. A column is as wide as its widest cell, and two spaces
 // separate columns. The first `left` columns are aligned to the left, the others to the right.
 std::string columns_text(const std::vector<std::vector<std::string>>& lines, size_t left);
-// Names and values for people: a row for each field, and for each string of an array of strings. The
-// members of an object get names with a dot: "calibration.queries".
+// Names and values for people: a row for each field, and for each string of an array of strings.
+// The members of an object get names with a dot: "calibration.queries".
 std::vector<std::pair<std::string, std::string>> rows_of(const JsonMembers& fields);
 // "0.125": `digits` digits behind the point.
 std::string fixed_text(double value, int digits);

@@ -33,7 +33,7 @@ class Progress {
   std::string label_;
   Stopwatch watch_;
   double last_shown_ = 0, done_ = 0;  // seconds; a fraction
-  bool open_line_ = false;  // a bar is on the terminal, without its newline
+  bool open_line_ = false;            // a bar is on the terminal, without its newline
 };
 
 // "0:07", "12:05", "3:00:00".

@@ -41,8 +41,8 @@ void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* 
 // The selectors of libruntime, by name, in the order of sqz_selector.
 std::vector<std::string> selector_names();
 
-// Returns the budgets of a profile of sqz-profile-layers. kMismatch, with the field that differs, if
-// it is of another model; other errors are those of read_layers_file().
+// Returns the budgets of a profile of sqz-profile-layers. kMismatch, with the field that differs,
+// if it is of another model; other errors are those of read_layers_file().
 Result<LayerBudgets> read_layer_budgets(const std::string& path, const ModelDescription& model);
 
 // Reads the profile that options.layers names, if it does.

@@ -226,11 +226,10 @@ Result<std::vector<std::vector<int32_t>>> encode_prompts(const Tokenizer& tokeni
     SQZ_RETURN_IF_ERROR(check_ids(ids, model, prompt.label, "the model"));
     const int64_t most = model.max_positions - context;
     if (std::ssize(ids) <= most) continue;
-    return Status(
-        Code::kInvalidArgument,
-        bad_field(prompt.label, "tokens", concat(ids.size()),
-                  concat("at most ", most, ": the model has ", model.max_positions,
-                         " positions, the context ", context, " tokens")));
+    return Status(Code::kInvalidArgument,
+                  bad_field(prompt.label, "tokens", concat(ids.size()),
+                            concat("at most ", most, ": the model has ", model.max_positions,
+                                   " positions, the context ", context, " tokens")));
   }
   return out;
 }

@@ -36,8 +36,8 @@ Result<std::vector<int32_t>> encode_chat(const Tokenizer& tokenizer,
                                          std::span<const std::string> documents,
                                          const ChatFormat& chat);
 
-// An index belongs to one tokenizer: kMismatch if it was built with another one. `built_with` is the
-// hash in the index; empty if it was built from ids.
+// An index belongs to one tokenizer: kMismatch if it was built with another one. `built_with` is
+// the hash in the index; empty if it was built from ids.
 Status check_tokenizer(const std::string& index, const std::string& built_with,
                        const Tokenizer& tokenizer, const std::string& model_path);
 

@@ -115,8 +115,7 @@ std::optional<int> CommonOptions::gpu() const {
 }
 
 ProgressStyle ToolContext::progress_style() const {
-  return sqz::progress_style(options.progress, ::isatty(STDERR_FILENO) == 1,
-                             options.quiet > 0);
+  return sqz::progress_style(options.progress, ::isatty(STDERR_FILENO) == 1, options.quiet > 0);
 }
 
 CLI::Validator whole_number(int64_t least) {

@@ -270,10 +270,9 @@ Status add_attention(const AttentionOptions& options, std::shared_ptr<const Devi
   const IndexMetadata& metadata = layer->file->metadata();
   benchmark::AddCustomContext("keys", options.index.empty() ? "made up" : options.index);
   benchmark::AddCustomContext(
-      "layer",
-      concat(metadata.tokens, " tokens, ", metadata.model.query_heads, " query heads, ",
-             metadata.model.kv_heads, " KV heads of ", metadata.model.head_dim, " dimensions, ",
-             dtype_name(layer->file->layer(0).dtype)));
+      "layer", concat(metadata.tokens, " tokens, ", metadata.model.query_heads, " query heads, ",
+                      metadata.model.kv_heads, " KV heads of ", metadata.model.head_dim,
+                      " dimensions, ", dtype_name(layer->file->layer(0).dtype)));
   Registrar(options, std::move(layer)).add_all();
   return {};
 }

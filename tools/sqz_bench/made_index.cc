@@ -42,7 +42,8 @@ std::vector<uint32_t> random_offsets(int64_t n, int64_t total, Random& random) {
 std::vector<uint32_t> permutation(int64_t n, Random& random) {
   std::vector<uint32_t> out(static_cast<size_t>(n));
   std::iota(out.begin(), out.end(), 0u);
-  for (int64_t i = n - 1; i > 0; --i) std::swap(out[i], out[random.below(static_cast<uint64_t>(i) + 1)]);
+  for (int64_t i = n - 1; i > 0; --i)
+    std::swap(out[i], out[random.below(static_cast<uint64_t>(i) + 1)]);
   return out;
 }
 

@@ -177,8 +177,8 @@ std::string table_text(const std::vector<JsonMembers>& rows) {
       const auto at = fields.find(field);
       const std::string text = at == fields.end() ? "-" : at->second;
       double number = 0;
-      const bool fraction = text.find('.') != std::string::npos &&
-                            CLI::detail::lexical_cast(text, number);
+      const bool fraction =
+          text.find('.') != std::string::npos && CLI::detail::lexical_cast(text, number);
       line.push_back(fraction ? fixed_text(number, 4) : text);
     }
   }
@@ -199,9 +199,9 @@ Status run_eval(const EvalArguments& arguments, const ToolContext& context) {
     SQZ_RETURN_IF_ERROR(run_pass(passes[i], work, judge, [&](double part) {
       progress.update((static_cast<double>(i) + part) / static_cast<double>(passes.size()));
     }));
-    context.output.event("pass", {{"source", passes[i].source},
-                                  {"tokens", passes[i].ids.size()},
-                                  {"rows", judge.rows()}});
+    context.output.event(
+        "pass",
+        {{"source", passes[i].source}, {"tokens", passes[i].ids.size()}, {"rows", judge.rows()}});
   }
   progress.finish();
   context.output.text(table_text(judge.rows()));

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tools/common/index_context.h"
-#include "tools/sqz_eval/indexes.h"
 #include "tools/common/metrics.h"
+#include "tools/sqz_eval/indexes.h"
 
 namespace sqz::eval {
 

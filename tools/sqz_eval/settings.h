@@ -6,7 +6,6 @@
 
 #include "libindex/builder.h"
 #include "tools/common/selector_options.h"
-#include "tools/common/selector_options.h"
 
 namespace sqz::eval {
 

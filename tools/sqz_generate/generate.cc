@@ -151,10 +151,9 @@ class Answers {
           tokens_ += std::ssize(generation.tokens);
           if (!together) {
             context_.output.text(rest + "\n");
-            SQZ_ASSIGN_OR_RETURN(
-                JsonMembers reading,
-                take_reading(std::ssize(generation.tokens),
-                             generation.prefill_seconds + generation.decode_seconds));
+            SQZ_ASSIGN_OR_RETURN(JsonMembers reading, take_reading(std::ssize(generation.tokens),
+                                                                   generation.prefill_seconds +
+                                                                       generation.decode_seconds));
             json.merge(reading);
           }
           if (prompts.size() > 1 || asking_) context_.output.event("answer", json);
@@ -171,8 +170,8 @@ class Answers {
   // Every line of standard input, one by one.
   Status ask() {
     asking_ = true;
-    const bool terminal = ::isatty(STDIN_FILENO) == 1 && ::isatty(STDERR_FILENO) == 1 &&
-                          context_.options.quiet == 0;
+    const bool terminal =
+        ::isatty(STDIN_FILENO) == 1 && ::isatty(STDERR_FILENO) == 1 && context_.options.quiet == 0;
     if (terminal) std::cerr << "One prompt a line; Ctrl-D leaves.\n";
     for (std::string line;;) {
       if (terminal) std::cerr << "> " << std::flush;
@@ -265,8 +264,7 @@ void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
   app.add_option("--max-tokens", generate.max_tokens, "Most tokens of an answer")
       ->check(whole_number(1))
       ->capture_default_str();
-  app.add_flag("-e,--escapes", arguments.escapes,
-               "Read \\n, \\t, \\r and \\\\ in prompts");
+  app.add_flag("-e,--escapes", arguments.escapes, "Read \\n, \\t, \\r and \\\\ in prompts");
   app.add_flag_function(
       "--chat,!--no-chat", [&arguments](int64_t count) { arguments.chat = count > 0; },
       "Put prompts into the user's turn of a chat (default: if the index was built with --chat)");

@@ -5,7 +5,8 @@ int main(int argc, char** argv) {
       "sqz-generate",
       "Answers prompts over the fixed context of an index, and reads the part that matters.",
       "The prompt follows the fixed context. It gets no special tokens; over an index built with\n"
-      "--chat it stands in the user's turn. The likeliest token is always taken. To serve many prompts at speed, use vLLM with the\n"
+      "--chat it stands in the user's turn. The likeliest token is always taken. To serve many "
+      "prompts at speed, use vLLM with the\n"
       "plug-in sqz.vllm (examples/vllm).\n"
       "\n"
       "Result: prompt, text, tokens[], stop_reason, budget{asked, delivered}, keep{asked,\n"

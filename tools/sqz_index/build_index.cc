@@ -9,29 +9,20 @@
 namespace sqz {
 namespace {
 
-// One bar over two kinds of work that take turns: the dense pass and the clustering of its layers.
-class BuildProgress {
- public:
-  BuildProgress(Progress& progress, int64_t layers)
-      : progress_(progress), layers_(static_cast<double>(layers)) {}
-
-  void pass(double done) {
-    pass_ = done;
-    show();
-  }
-  void heads(int64_t layer, int64_t done, int64_t total) {
-    const double part =
-        static_cast<double>(done) / static_cast<double>(std::max<int64_t>(total, 1));
-    clustered_ = (static_cast<double>(layer) + part) / layers_;
-    show();
-  }
-
- private:
-  void show() { progress_.update((pass_ + clustered_) / 2); }
-
-  Progress& progress_;
-  double layers_, pass_ = 0, clustered_ = 0;
-};
+// Of a layer: the model or the capture is half of the work, clustering the other half.
+Status add_layer(IndexBuilder& builder, int64_t layer, const LayerInput& input, int64_t layers,
+                 Progress& progress, double& seconds) {
+  const auto show = [&](double part) {
+    progress.update((static_cast<double>(layer) + part) / static_cast<double>(layers));
+  };
+  show(0.5);
+  const Stopwatch watch;
+  const Status status = builder.add_layer(layer, input, [&](int64_t done, int64_t total) {
+    show(0.5 + 0.5 * static_cast<double>(done) / static_cast<double>(std::max<int64_t>(total, 1)));
+  });
+  seconds += watch.seconds();
+  return status;
+}
 
 // Queries of the last `count` positions of each head, out of [heads, positions, dim].
 std::vector<float> last_queries(const CapturedLayer& layer, const CaptureInfo& info,
@@ -67,36 +58,29 @@ Status check_capture(const CaptureInfo& info, const std::string& path, int64_t t
 }
 
 Status run_model(Runner& runner, std::span<const int32_t> tokens, IndexBuilder& builder,
-                 BuildProgress& shown, bool own_stream, double& adding) {
+                 Progress& progress, bool own_stream, double& adding) {
+  const int64_t layers = runner.config().description.layers;
   PrefillOptions pass;
   pass.query_positions = last_positions(std::ssize(tokens), builder.options().tail);
   pass.attention = builder.options().heavy_hitters;
   pass.on_device = builder.takes_device_rows();
   pass.own_stream = own_stream;
-  pass.progress = [&](double done) { shown.pass(done); };
-  pass.consumer = [&](const LayerCapture& layer) -> Status {
-    const Stopwatch add;
-    const Status status = builder.add_layer(
-        layer.layer, {layer.keys, layer.values, layer.queries, layer.device, layer.attention},
-        [&](int64_t done, int64_t total) { shown.heads(layer.layer, done, total); });
-    adding += add.seconds();
-    return status;
+  pass.consumer = [&](const LayerCapture& layer) {
+    return add_layer(builder, layer.layer,
+                     {layer.keys, layer.values, layer.queries, layer.device, layer.attention},
+                     layers, progress, adding);
   };
   return runner.prefill(tokens, pass);
 }
 
-Status read_capture(const CaptureReader& capture, IndexBuilder& builder, BuildProgress& shown,
+Status read_capture(const CaptureReader& capture, IndexBuilder& builder, Progress& progress,
                     double& adding) {
   const CaptureInfo& info = capture.info();
   for (int64_t layer = 0; layer < info.model.layers; ++layer) {
     SQZ_ASSIGN_OR_RETURN(const CapturedLayer data, capture.read_layer(layer));
     const std::vector<float> queries = last_queries(data, info, builder.options().tail);
-    shown.pass(static_cast<double>(layer + 1) / static_cast<double>(info.model.layers));
-    const Stopwatch add;
-    SQZ_RETURN_IF_ERROR(
-        builder.add_layer(layer, {data.keys, data.values, queries, nullptr},
-                          [&](int64_t done, int64_t total) { shown.heads(layer, done, total); }));
-    adding += add.seconds();
+    SQZ_RETURN_IF_ERROR(add_layer(builder, layer, {data.keys, data.values, queries, nullptr},
+                                  info.model.layers, progress, adding));
   }
   return {};
 }
@@ -129,15 +113,14 @@ Result<std::unique_ptr<IndexBuilder>> plan_index(const BuildInput& input, BuildO
 
 Result<BuiltIndex> build_index(IndexBuilder& builder, const BuildInput& input, Runner* runner,
                                Progress& progress, TokenGate* gate) {
-  BuildProgress shown(progress, input.model.layers);
   std::optional<TokenGate::Turn> turn;
   if (gate != nullptr) turn.emplace(*gate, std::ssize(input.tokens.ids));
   const Stopwatch watch;
   double adding = 0;
   SQZ_RETURN_IF_ERROR(
       input.capture != nullptr
-          ? read_capture(*input.capture, builder, shown, adding)
-          : run_model(*runner, input.tokens.ids, builder, shown, gate != nullptr, adding));
+          ? read_capture(*input.capture, builder, progress, adding)
+          : run_model(*runner, input.tokens.ids, builder, progress, gate != nullptr, adding));
   BuiltIndex out;
   out.capture_seconds = watch.seconds() - adding;
   turn.reset();

@@ -2,7 +2,6 @@
 
 #include <spdlog/spdlog.h>
 
-#include <atomic>
 #include <filesystem>
 #include <mutex>
 #include <optional>
@@ -138,37 +137,36 @@ class Tally {
                           {"line", entry.line},
                           {"path", entry.output(arguments_.output)},
                           {"seconds", seconds}};
+    const std::string state = !document.ok() ? "failed" : document->there ? "there" : "built";
+    ++counts_[state];
+    fields["state"] = state;
     if (!document.ok()) {
-      ++failed_;
+      const Status& status = document.status();
       spdlog::error("{}: line {}: {}: {}", arguments_.manifest, entry.line, entry.key,
-                    document.status().message());
-      fields.merge(JsonMembers{{"state", "failed"},
-                               {"code", code_name(document.status().code())},
-                               {"message", document.status().message()}});
+                    status.message());
+      fields.merge(JsonMembers{{"code", code_name(status.code())}, {"message", status.message()}});
     } else {
       const BuildReport& report = document->report;
-      ++(document->there ? there_ : built_);
       tokens_ += document->there ? 0 : report.tokens;
-      fields.merge(JsonMembers{{"state", document->there ? "there" : "built"},
-                               {"tokens", report.tokens},
-                               {"bytes", report.bytes},
-                               {"build_id", report.build_id}});
+      fields.merge(JsonMembers{
+          {"tokens", report.tokens}, {"bytes", report.bytes}, {"build_id", report.build_id}});
     }
     if (!arguments_.dry_run) context_.output.event("document", fields);
-    progress_.update(static_cast<double>(built_ + there_ + failed_) / static_cast<double>(count_));
+    progress_.update(static_cast<double>(++done_) / static_cast<double>(count_));
   }
 
-  Status failures() const {
-    if (failed_ == 0) return {};
-    return {failed_ < count_ ? Code::kIo : Code::kCorrupt,
-            concat(arguments_.manifest, ": ", failed_, " of ", count_, " documents failed")};
+  Status failures() {
+    const int64_t failed = counts_["failed"];
+    if (failed == 0) return {};
+    return {failed < count_ ? Code::kIo : Code::kCorrupt,
+            concat(arguments_.manifest, ": ", failed, " of ", count_, " documents failed")};
   }
 
-  void print(double seconds) const {
+  void print(double seconds) {
     context_.output.result({{"documents", count_},
-                            {"built", built_},
-                            {"there", there_},
-                            {"failed", failed_},
+                            {"built", counts_["built"]},
+                            {"there", counts_["there"]},
+                            {"failed", counts_["failed"]},
                             {"tokens", tokens_},
                             {"seconds", seconds}});
   }
@@ -179,7 +177,8 @@ class Tally {
   const int64_t count_;
   std::mutex mutex_;
   Progress progress_;
-  int64_t built_ = 0, there_ = 0, failed_ = 0, tokens_ = 0;
+  std::map<std::string, int64_t> counts_;  // by state
+  int64_t done_ = 0, tokens_ = 0;          // tokens: of the indexes that were built
 };
 
 }  // namespace
@@ -189,18 +188,14 @@ Status build_from_manifest(const BuildArguments& arguments, const ToolContext& c
   Corpus corpus(arguments, context);
   Tally tally(arguments, context, entries.size());
   const Stopwatch watch;
-  std::atomic<size_t> next{0};
-  const auto work = [&](int64_t) {
-    for (size_t i; (i = next.fetch_add(1)) < entries.size();) {
-      const Stopwatch one;
-      const auto document =
-          within_memory([&] { return corpus.build(entries[i]); }, "not enough memory");
-      tally.add(entries[i], document, one.seconds());
-    }
-    return Status();
-  };
   const int together = arguments.together > 0 ? arguments.together : context.options.gpu() ? 4 : 2;
-  SQZ_RETURN_IF_ERROR(parallel_for(together, together, work));
+  SQZ_RETURN_IF_ERROR(parallel_for(std::ssize(entries), together, [&](int64_t i) {
+    const ManifestEntry& entry = entries[static_cast<size_t>(i)];
+    const Stopwatch one;
+    const auto document = within_memory([&] { return corpus.build(entry); }, "not enough memory");
+    tally.add(entry, document, one.seconds());
+    return Status();
+  }));
   if (arguments.dry_run) {
     corpus.print_plan();
   } else {

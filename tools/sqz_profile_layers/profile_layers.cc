@@ -142,8 +142,9 @@ SelectorOptions trial_selector(const ProfileArguments& arguments) {
   return out;
 }
 
-// Indexes for trials, of the windows that a profile runs over. The passes of the profile build them.
-// The files are beside `output`, and are removed at the end. consume() is the profile's consumer.
+// Indexes for trials, of the windows that a profile runs over. The passes of the profile build
+// them. The files are beside `output`, and are removed at the end. consume() is the profile's
+// consumer.
 class TrialIndexes {
  public:
   TrialIndexes(std::string output, const ModelDescription& model, std::string tokenizer_hash,
@@ -165,9 +166,9 @@ class TrialIndexes {
   Status consume(int64_t window, const LayerCapture& layer) {
     const Window& own = windows_[static_cast<size_t>(window)];
     if (layer.layer == 0) {
-      SQZ_ASSIGN_OR_RETURN(builder_,
-                           IndexBuilder::create(Env::posix(), own.name.path(), true, model_,
-                                                own.tokens, tokenizer_hash_, options_));
+      SQZ_ASSIGN_OR_RETURN(
+          builder_, IndexBuilder::create(Env::posix(), own.name.path(), true, model_, own.tokens,
+                                         tokenizer_hash_, options_));
     }
     SQZ_RETURN_IF_ERROR(builder_->add_layer(
         layer.layer, {layer.keys, layer.values, layer.queries, nullptr, layer.attention}));
@@ -259,8 +260,9 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
 std::string layers_table(const LayersFile& layers) {
   std::vector<std::vector<std::string>> lines = {{"layer", "cosine", "+-", "group", "budget"}};
   for (size_t l = 0; l < layers.cosine.size(); ++l) {
-    lines.push_back({concat(l), fixed_text(layers.cosine[l], 4), fixed_text(layers.cosine_error[l], 4),
-                     concat(layers.group[l]), concat(layers.budget[l])});
+    lines.push_back({concat(l), fixed_text(layers.cosine[l], 4),
+                     fixed_text(layers.cosine_error[l], 4), concat(layers.group[l]),
+                     concat(layers.budget[l])});
   }
   return columns_text(lines, 0);
 }
