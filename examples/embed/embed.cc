@@ -1,22 +1,20 @@
 // Serves attention over a fixed context from an index, with libruntime alone: what an engine does
-// a layer at a time, as a program.
+// a layer at a time, as a program. It attends within the budget and densely, and prints how far
+// the two are apart.
 //
 //   sqz-index capture --model MODEL book.txt -o book.h5     queries to play with
-//   embed book.sqz --capture book.h5 --budget 0.125 --compare
-//   SQZ_LAYER=3 embed book.sqz --format f32 < queries.f32
-#include <algorithm>
+//   embed book.sqz --capture book.h5 --budget 0.125
+#include <boost/program_options.hpp>
 #include <cmath>
-#include <cstdio>
-#include <exception>
 #include <iostream>
 #include <numeric>
 #include <sqz/sqz.hpp>
 
-#include "options.h"
 #include "queries.h"
 
 namespace {
 
+namespace po = boost::program_options;
 namespace rt = sqz::runtime;
 
 struct State {
@@ -47,83 +45,63 @@ State attend(rt::Session& session, const sqz_index_info& info, int64_t layer,
 }
 
 double norm(const std::vector<float>& x) {
-  double sum = 0;
-  for (const float value : x) sum += static_cast<double>(value) * value;
-  return std::sqrt(sum);
+  return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0));
 }
 
-void print_state(int64_t layer, const State& state, int64_t heads) {
-  const auto [low, high] = std::minmax_element(state.lse.begin(), state.lse.end());
-  const double sum = std::accumulate(state.lse.begin(), state.lse.end(), 0.0);
-  std::printf("layer %lld: %zu queries, |out| %.6g, lse %.6g to %.6g, mean %.6g",
-              static_cast<long long>(layer), state.lse.size() / static_cast<size_t>(heads),
-              norm(state.out), *low, *high, sum / static_cast<double>(state.lse.size()));
-}
-
-void print_error(const State& sparse, const State& dense) {
-  std::vector<float> difference(sparse.out.size());
-  std::transform(sparse.out.begin(), sparse.out.end(), dense.out.begin(), difference.begin(),
-                 [](float a, float b) { return a - b; });
-  std::printf(", error %.4g", norm(difference) / norm(dense.out));
-}
-
-void print_stats(const sqz_stats& stats) {
-  std::printf("read %llu of %llu bytes: budget %.4f asked, %.4f delivered; %llu of %llu keys%s\n",
-              static_cast<unsigned long long>(stats.bytes_read),
-              static_cast<unsigned long long>(stats.bytes_dense), stats.asked_budget,
-              stats.delivered_budget, static_cast<unsigned long long>(stats.keys_read),
-              static_cast<unsigned long long>(stats.keys_possible),
-              stats.dense_fallback ? "; selection would not pay, everything was read" : "");
-}
-
-void run(const embed::Options& options) {
-  const rt::Index index(options.index, options.read ? SQZ_OPEN_READ : SQZ_OPEN_MMAP);
+void run(const po::variables_map& given) {
+  const rt::Index index(given["index"].as<std::string>());
   const sqz_index_info info = index.describe();
-  const bool all = options.layer < 0 && !options.capture.empty();
-  const int64_t first = std::max<int64_t>(options.layer, 0);
-  const int64_t end = all ? info.layers : first + 1;
-  if (end > info.layers) {
-    throw std::runtime_error("--layer: found " + std::to_string(first) + ", the index has " +
-                             std::to_string(info.layers) + " layers");
-  }
-  sqz_session_options session_options = options.session;
-  std::vector<std::vector<float>> queries;  // from `first` on
-  size_t longest = 1;
-  for (int64_t layer = first; layer < end; ++layer) {
-    queries.push_back(
-        options.capture.empty()
-            ? embed::read_queries(std::cin, options.format, info.query_heads, info.head_dim)
-            : embed::read_capture(options.capture, layer, info.query_heads, info.head_dim));
-    longest = std::max(longest, queries.back().size());
-  }
-  session_options.max_tokens = static_cast<int64_t>(longest) / (info.query_heads * info.head_dim);
-  rt::Session session(index, session_options);
-  auto dense_options = rt::dense_options();
-  dense_options.max_tokens = session_options.max_tokens;
-  dense_options.threads = session_options.threads;
-  rt::Session dense(index, dense_options);
-  for (int64_t layer = first; layer < end; ++layer) {
-    std::vector<float>& q = queries[static_cast<size_t>(layer - first)];
+  auto options = rt::options_for_budget(given["budget"].as<double>());
+  options.threads = given["threads"].as<int32_t>();
+  rt::Session session(index, options);
+  rt::Session dense(index, rt::dense_options());
+  const bool captured = given.count("capture") != 0;
+  for (int64_t layer = 0; layer < (captured ? info.layers : 1); ++layer) {
+    std::vector<float> q = captured ? read_capture(given["capture"].as<std::string>(), layer,
+                                                   info.query_heads, info.head_dim)
+                                    : read_queries(std::cin, info.query_heads, info.head_dim);
     const State state = attend(session, info, layer, q);
-    print_state(layer, state, info.query_heads);
-    if (options.compare) print_error(state, attend(dense, info, layer, q));
-    std::printf("\n");
+    std::vector<float> error = attend(dense, info, layer, q).out;
+    const double length = norm(error);
+    for (size_t i = 0; i < error.size(); ++i) error[i] -= state.out[i];
+    const auto count = static_cast<double>(state.lse.size());
+    std::cout << "layer " << layer << ": " << state.lse.size() << " queries, |out| "
+              << norm(state.out) << ", mean lse "
+              << std::accumulate(state.lse.begin(), state.lse.end(), 0.0) / count << ", error "
+              << norm(error) / length << "\n";
   }
-  print_stats(session.stats());
+  const sqz_stats stats = session.stats();
+  std::cout << "budget " << stats.asked_budget << " asked, " << stats.delivered_budget
+            << " delivered; read " << stats.keys_read << " of " << stats.keys_possible << " keys\n";
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  po::options_description known("usage: embed INDEX.sqz [OPTIONS]");
+  known.add_options()("help,h", "print this and exit")                                    //
+      ("index", po::value<std::string>()->required(), "the index; also without --index")  //
+      (
+          "capture", po::value<std::string>(),
+          "queries of all layers (HDF5); without it, those of layer 0 are numbers on standard "
+          "input")  //
+      ("budget", po::value<double>()->default_value(0.125),
+       "share of the context's bytes to read")  //
+      ("threads", po::value<int32_t>()->default_value(0), "CPU threads; 0: all cores");
+  po::positional_options_description position;
+  position.add("index", 1);
   try {
-    const auto options = embed::parse_options(argc, argv);
-    if (options) run(*options);
+    po::variables_map given;
+    po::store(po::command_line_parser(argc, argv).options(known).positional(position).run(), given);
+    if (given.count("help") != 0) {
+      std::cout << known;
+      return 0;
+    }
+    po::notify(given);
+    run(given);
     return 0;
-  } catch (const sqz::runtime::Error& error) {
-    std::fprintf(stderr, "embed: %s\n", error.what());
-    return 3;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "embed: %s\n", error.what());
-    return 2;
+    std::cerr << "embed: " << error.what() << "\n";
+    return 1;
   }
 }

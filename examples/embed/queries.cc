@@ -5,9 +5,7 @@
 #include <cstring>
 #include <iterator>
 #include <stdexcept>
-#include <utility>
 
-namespace embed {
 namespace {
 
 // An HDF5 identifier and how it is closed.
@@ -26,47 +24,18 @@ class Handle {
   herr_t (*close_)(hid_t);
 };
 
-std::vector<float> as_floats(const std::string& bytes) {
-  std::vector<float> out(bytes.size() / sizeof(float));
-  if (out.size() * sizeof(float) != bytes.size()) {
-    throw std::runtime_error("standard input: found " + std::to_string(bytes.size()) +
-                             " bytes, expected a multiple of 4");
-  }
-  std::memcpy(out.data(), bytes.data(), bytes.size());
-  return out;
-}
-
-std::vector<float> numbers(std::istream& in) {
-  std::vector<float> out;
-  for (std::string word; in >> word;) {
-    size_t used = 0;
-    float value = 0;
-    try {
-      value = std::stof(word, &used);
-    } catch (const std::exception&) {  // `used` stays 0
-    }
-    if (used != word.size()) {
-      throw std::runtime_error("standard input: number " + std::to_string(out.size() + 1) +
-                               ": found " + word.substr(0, 40));
-    }
-    out.push_back(value);
-  }
-  return out;
-}
-
 // HDF5 turns every float type into float32, but bfloat16 is stored as uint16.
 std::vector<float> read_dataset(hid_t set, size_t count, const std::string& label) {
   const Handle type(H5Dget_type(set), H5Tclose, label + ": no type");
+  const bool floats = H5Tget_class(type.get()) == H5T_FLOAT;
   std::vector<float> out(count);
-  if (H5Tget_class(type.get()) == H5T_FLOAT) {
-    if (H5Dread(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, out.data()) >= 0) return out;
+  std::vector<uint16_t> bits(floats ? 0 : count);
+  void* const into = floats ? static_cast<void*>(out.data()) : bits.data();
+  if (H5Dread(set, floats ? H5T_NATIVE_FLOAT : H5T_NATIVE_UINT16, H5S_ALL, H5S_ALL, H5P_DEFAULT,
+              into) < 0) {
     throw std::runtime_error(label + ": cannot be read");
   }
-  std::vector<uint16_t> bits(count);
-  if (H5Dread(set, H5T_NATIVE_UINT16, H5S_ALL, H5S_ALL, H5P_DEFAULT, bits.data()) < 0) {
-    throw std::runtime_error(label + ": cannot be read");
-  }
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = 0; i < bits.size(); ++i) {
     const uint32_t wide = static_cast<uint32_t>(bits[i]) << 16;
     std::memcpy(&out[i], &wide, sizeof(wide));
   }
@@ -75,16 +44,12 @@ std::vector<float> read_dataset(hid_t set, size_t count, const std::string& labe
 
 }  // namespace
 
-std::vector<float> read_queries(std::istream& in, const std::string& format, int64_t heads,
-                                int64_t dim) {
-  std::vector<float> out =
-      format == "f32" ? as_floats({std::istreambuf_iterator<char>(in), {}}) : numbers(in);
-  const auto row = static_cast<size_t>(heads * dim);
-  if (!out.empty() && out.size() % row == 0) return out;
+std::vector<float> read_queries(std::istream& in, int64_t heads, int64_t dim) {
+  std::vector<float> out{std::istream_iterator<float>(in), {}};
+  if (in.eof() && !out.empty() && out.size() % static_cast<size_t>(heads * dim) == 0) return out;
   throw std::runtime_error("standard input: found " + std::to_string(out.size()) +
-                           " numbers, expected a multiple of " + std::to_string(row) + ": " +
-                           std::to_string(heads) + " heads of " + std::to_string(dim) +
-                           " for each query token");
+                           (in.eof() ? " numbers" : " numbers and then another word") +
+                           ", expected a multiple of " + std::to_string(heads * dim));
 }
 
 std::vector<float> read_capture(const std::string& path, int64_t layer, int64_t heads,
@@ -105,8 +70,7 @@ std::vector<float> read_capture(const std::string& path, int64_t layer, int64_t 
     throw std::runtime_error(label + ": expected the shape [" + std::to_string(heads) +
                              ", 1 or more, " + std::to_string(dim) + "] of the index");
   }
-  const std::vector<float> by_head =
-      read_dataset(set.get(), static_cast<size_t>(shape[0] * shape[1] * shape[2]), label);
+  const std::vector<float> by_head = read_dataset(set.get(), h * shape[1] * d, label);
   std::vector<float> out(by_head.size());  // [T, heads, dim]
   for (hsize_t head = 0; head < h; ++head) {
     for (hsize_t t = 0; t < shape[1]; ++t) {
@@ -115,5 +79,3 @@ std::vector<float> read_capture(const std::string& path, int64_t layer, int64_t 
   }
   return out;
 }
-
-}  // namespace embed

@@ -31,4 +31,4 @@ cp "$index" "$scratch/book.sqz"
 [ -e /usr/include/boost/program_options.hpp ] || { echo "examples/embed: no Boost here"; exit 0; }
 build "$source/examples/embed" embed
 read -r heads dim < <(sed -n 's/.*, \([0-9]*\) query heads, .* d = \([0-9]*\).*/\1 \2/p' "$scratch/embed_c.out")
-seq $((heads * dim)) | "$scratch/embed/embed" "$index" --selector dense
+seq $((heads * dim)) | "$scratch/embed/embed" "$index" --budget 1
