@@ -2,13 +2,12 @@
 """Makes the golden files of tests/golden from Hugging Face transformers.
 
     pip install torch transformers safetensors tokenizers numpy
-    scripts/make_goldens.py logits [--eval-model DIR]
+    scripts/make_goldens.py logits
     scripts/make_goldens.py profile
 
 `logits`: tiny models of every architecture, RoPE type and weight layout, randomly initialised, with
 the logits and greedy continuations that transformers computes in float32; and the same for the
-example model. With --eval-model also for a second trained model, which is not part of the tree:
-tests/training uses its logits if SQZ_EVAL_MODEL names the model's folder.
+example model.
 
 `profile`: how much the attention of each layer of the example model changes the hidden state, over
 windows of two stretches of the example text: mean cosine and its standard error, in float64.
@@ -27,36 +26,29 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "logits"
+NANO, BOOK = ROOT / "examples/models/nano", ROOT / "examples/texts/dracula.txt"
 
 VOCAB, HIDDEN, LAYERS, POSITIONS = 96, 64, 2, 512
 TOKENS = 300  # beyond original_max_position_embeddings of the scaled models
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = {
-    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 48,
-}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 48}
 
 # name -> (model type, weight dtype, config fields, how it is saved)
 MODELS = {
     "llama-tied": ("llama", torch.bfloat16, dict(tie_word_embeddings=True, rope_theta=500000.0), {}),
-    "llama-llama3-bias": (
-        "llama", torch.float32,
-        dict(rope=LLAMA3, attention_bias=True, mlp_bias=True, num_key_value_heads=4), {}),
-    "llama-linear-head-dim": (
-        "llama", torch.float16,
-        dict(rope={"rope_type": "linear", "factor": 4.0}, head_dim=24, rope_theta=1000.0),
-        dict(old_config=True)),
-    "llama-yarn-sharded": (
-        "llama", torch.bfloat16, dict(rope=YARN, num_key_value_heads=1), dict(shard="40KB")),
+    "llama-llama3-bias": ("llama", torch.float32, dict(rope=LLAMA3, attention_bias=True, mlp_bias=True,
+                                                       num_key_value_heads=4), {}),
+    "llama-linear-head-dim": ("llama", torch.float16, dict(rope={"rope_type": "linear", "factor": 4.0}, head_dim=24,
+                                                           rope_theta=1000.0), dict(old_config=True)),
+    "llama-yarn-sharded": ("llama", torch.bfloat16, dict(rope=YARN, num_key_value_heads=1), dict(shard="40KB")),
     "mistral-window": ("mistral", torch.float16, dict(sliding_window=24), {}),
-    "qwen2-window-yarn": (
-        "qwen2", torch.bfloat16,
-        dict(rope=dict(YARN, beta_fast=24, beta_slow=2, truncate=False), use_sliding_window=True,
-             sliding_window=40, max_window_layers=1), dict(old_config=True)),
-    "qwen2-tied-sharded": (
-        "qwen2", torch.bfloat16, dict(tie_word_embeddings=True, rope_theta=1000000.0),
-        dict(shard="40KB")),
+    "qwen2-window-yarn": ("qwen2", torch.bfloat16, dict(rope=dict(YARN, beta_fast=24, beta_slow=2, truncate=False),
+                                                        use_sliding_window=True, sliding_window=40,
+                                                        max_window_layers=1), dict(old_config=True)),
+    "qwen2-tied-sharded": ("qwen2", torch.bfloat16, dict(tie_word_embeddings=True, rope_theta=1000000.0),
+                           dict(shard="40KB")),
     "qwen3": ("qwen3", torch.bfloat16, dict(head_dim=32, rope_theta=1000000.0), {}),
 }
 
@@ -155,22 +147,17 @@ def make_tiny(name, seed):
     write_golden(model, tokens, positions, 180, 24, folder / "golden.safetensors")
 
 
-def make_trained(folder, path):
-    text = (ROOT / "examples" / "texts").glob("*.txt")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokens = tokenizer(sorted(text)[0].read_text(encoding="utf-8")[:20000]).input_ids[:2000]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def make_trained(path):
+    tokens = AutoTokenizer.from_pretrained(NANO)(BOOK.read_text(encoding="utf-8")[:20000]).input_ids[:2000]
+    model = AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32).eval()
     write_golden(model, tokens, [0, 700, 1999], 400, 12, path)
 
 
-def logits(arguments):
+def logits():
     torch.set_num_threads(2)
-    GOLDEN.mkdir(parents=True, exist_ok=True)
     for seed, name in enumerate(MODELS):
         make_tiny(name, seed + 1)
-    make_trained(ROOT / "examples" / "models" / "nano", GOLDEN / "nano.safetensors")
-    if arguments.eval_model:
-        make_trained(arguments.eval_model, GOLDEN / "eval.safetensors")
+    make_trained(GOLDEN / "nano.safetensors")
 
 
 def token_cosines(model, tokens):
@@ -192,14 +179,12 @@ def token_cosines(model, tokens):
     return torch.stack(rows).numpy()
 
 
-def profile(_):
+def profile():
     torch.set_num_threads(2)
     window, block = 300, 128
-    folder = ROOT / "examples" / "models" / "nano"
-    text = (ROOT / "examples" / "texts" / "dracula.txt").read_text(encoding="utf-8")
-    tokens = AutoTokenizer.from_pretrained(folder)(text[:40000]).input_ids
+    tokens = AutoTokenizer.from_pretrained(NANO)(BOOK.read_text(encoding="utf-8")[:40000]).input_ids
     texts = [tokens[:700], tokens[5000:5350]]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32).eval()
     cosines = [token_cosines(model, part[i:i + window])
                for part in texts for i in range(0, len(part), window)]
     blocks = [c[:, i:i + block] for c in cosines for i in range(0, c.shape[1], block)]
@@ -214,18 +199,7 @@ def profile(_):
     print(f"{path.relative_to(ROOT)}: {mean.round(4).tolist()} +- {error.round(4).tolist()}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
-                                     epilog="See the head of this file.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    part = commands.add_parser("logits", help="tests/golden/logits")
-    part.add_argument("--eval-model", type=pathlib.Path, help="folder of a second trained model")
-    part.set_defaults(run=logits)
-    part = commands.add_parser("profile", help="tests/golden/profile.json")
-    part.set_defaults(run=profile)
-    arguments = parser.parse_args()
-    arguments.run(arguments)
-
-
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["logits", "profile"])
+    {"logits": logits, "profile": profile}[parser.parse_args().what]()

@@ -1,21 +1,16 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/tokenizer: small tokenizers, and the ids that Hugging Face `tokenizers` gives
-for the adversarial texts of texts.json and for a book. A new text is a line of texts.json; a new
-feature of tokenizer.json is a line of variants.json, whose cases this fills in.
+"""Fills in tests/golden/tokenizer: the ids that Hugging Face `tokenizers` gives for the adversarial texts of texts.json
+and for a book, with the small tokenizers that stand there. A new text is a line of texts.json; a new feature of
+tokenizer.json is a line of variants.json, whose cases this fills in.
 
 Needs: pip install tokenizers xxhash
-
-    scripts/make_tokenizer_goldens.py                 ids of the stored tokenizers again
-    scripts/make_tokenizer_goldens.py --train FILE... train the stored byte-level tokenizers anew first
 """
-import argparse
 import json
 import pathlib
 import struct
 
 import tokenizers
 import xxhash
-from tokenizers import models, pre_tokenizers, trainers
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests/golden/tokenizer"
@@ -63,41 +58,8 @@ def encoders():
         yield name, *hugging_face(tokenizers.Tokenizer.from_file(str(GOLDEN / f"{name}.json")))
 
 
-def train_byte_level(name, texts):
-    """A stored tokenizer with the vocabulary and merges of these texts; all else of it stays."""
-    path = GOLDEN / f"{name}.json"
-    golden, stored = json.loads(path.read_text()), tokenizers.Tokenizer.from_file(str(path))
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.normalizer, tokenizer.pre_tokenizer = stored.normalizer, stored.pre_tokenizer
-    trainer = trainers.BpeTrainer(vocab_size=len(golden["model"]["vocab"]), special_tokens=[], show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.train_from_iterator(texts, trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    golden["model"].update(vocab=model["vocab"], merges=model["merges"])
-    return golden
-
-
-def train(texts):
-    write_json(GOLDEN / "qwen2.json", train_byte_level("qwen2", texts))
-
-    gpt2 = train_byte_level("gpt2", texts)  # with merges as in the file that GPT-2 came with
-    gpt2["model"]["merges"] = [" ".join(merge) for merge in gpt2["model"]["merges"]]
-    write_json(GOLDEN / "gpt2.json", gpt2)
-
-    ignore = train_byte_level("ignore_merges", texts)
-    # Tokens that no merge makes any more, so that only the whole-word look-up finds them.
-    merges = ignore["model"]["merges"]
-    made = {a + b for i, (a, b) in enumerate(merges) if i % 3}
-    used = {part for a, b in merges for part in (a, b)}
-    ignore["model"]["merges"] = [m for m in merges if m[0] + m[1] in made or m[0] + m[1] in used]
-    write_json(GOLDEN / "ignore_merges.json", ignore)
-
-
 def make_variants(texts):
-    """The cases of variants.json: JSON patches of one tiny tokenizer, each showing one feature in its ids.
-
-    The model knows a few letters and joins unknown characters of one word, so that ids show where
-    words end."""
+    """The cases of variants.json: JSON patches of one tiny tokenizer, each showing one feature in its ids."""
     golden = json.loads((GOLDEN / "variants.json").read_text())
     base = golden["base"]
     lines = []
@@ -117,15 +79,6 @@ def make_variants(texts):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", nargs="+", type=pathlib.Path, metavar="FILE")
-    arguments = parser.parse_args()
-    GOLDEN.mkdir(parents=True, exist_ok=True)
-    if arguments.train:
-        texts = [file.read_bytes().decode() for file in arguments.train]
-        lines = [line for text in texts for line in text.splitlines()][:20000]
-        train(lines)
     texts = [text_of(entry) for entry in json.loads((GOLDEN / "texts.json").read_text())]
     for name, encode, decode in encoders():
         write_json(GOLDEN / f"{name}_ids.json", [golden(text, encode(text), decode) for text in texts])

@@ -63,12 +63,6 @@ TEST(Golden, NanoEqualsTransformers) {
   expect_golden(nano_folder(), golden_path("nano.safetensors"));
 }
 
-TEST(Golden, EvalEqualsTransformers) {
-  const char* folder = std::getenv("SQZ_EVAL_MODEL");
-  if (folder == nullptr) GTEST_SKIP() << "SQZ_EVAL_MODEL names no model folder";
-  expect_golden(folder, golden_path("eval.safetensors"));
-}
-
 // bfloat16 has 8 bits of mantissa: logits (deviation 3.8) may be off by a few times 2^-8 of that.
 TEST(Golden, NanoInBfloat16IsClose) {
   const Golden golden = read_golden(golden_path("nano.safetensors"));
