@@ -9,9 +9,7 @@ from sqz import report
 
 PROFILE = {"cosine": [.5, .9, .8], "cosine_error": [.01, 0, 0], "group": [0, 2, 2], "budget": [60, 20, 10],
            "uniform_budget": 30}
-INDEX = {"event": "result", "path": "a.sqz", "bytes": 2e6, "producer": "sqz", "fingerprint": "f", "partition": "kmeans",
-         "rows": "16", "dtype": "BF16", "tokens": 8000, "sink": 16, "tail": 100, "clustered": 7884,
-         "clusters": [80, 400], "calibration": {"queries": 100, "source": "tail"}, "build": {"seed": 0},
+INDEX = {"event": "result", "path": "a.sqz", "bytes": 2e6, "fingerprint": "f", "clusters": [80, 400],
          "model": {"architecture": "Llama", "layers": 4, "query_heads": 4, "kv_heads": 2, "head_dim": 32}}
 
 
@@ -20,8 +18,8 @@ def row(selector="squeezed", value=.75, asked=.125, task="needle1", **more):
             "budget": {"asked": asked, "delivered": asked + .005}, "keep": {"asked": .1, "delivered": .1}} | more
 
 
-def rows(*rows, event="result"):
-    return {"event": event, "tokens": 8000, "rows": rows}
+def rows(*rows):
+    return {"event": "result", "rows": rows}
 
 
 def write(path, *events):
@@ -33,16 +31,17 @@ def test_leads_with_what_is_read_saved_and_lost(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(report, "svg_of", lambda plots: drawn.extend(plots) or "<?xml?><svg></svg>")
     lost = {"difference": {"value": -.125, "stderr": .05}}
-    file = write(tmp_path / "e.jsonl", rows(row(value=.1), event="pass"), rows(
-        row("dense", .875), row(asked=.25, value=.8), row(levels=2, rule="budget", **lost), row("quest", value=.5),
-        {"task": "needle1", "tokens": 8000, "selector": "h2o", "budget": {"asked": .1}, "skipped": "<no order>"}))
-    files = [write(tmp_path / "i.json", INDEX), file, write(tmp_path / "l.json", PROFILE)]
+    measured = {"measured": {"allocations": [{"name": "<all alike>", "loss": 3.1}]}}
+    files = [write(tmp_path / "i.json", INDEX), write(tmp_path / "l.json", PROFILE | measured), write(
+        tmp_path / "e.jsonl", {"event": "pass", "rows": []}, rows(
+            row("dense", .875), row(asked=.25, value=.8), row(levels=2, rule="budget", **lost), row("quest", value=.5),
+            {"task": "needle1", "tokens": 8000, "selector": "h2o", "budget": {"asked": .1}, "skipped": "no order"}))]
     assert report.main([*files, "-o", str(tmp_path / "r.html")]) == 0
     page = (tmp_path / "r.html").read_text()
     lead = re.search("<p class=lead>(.*)</p>", page)[1]
-    for text in ("at budget 0.125 squeezed reads 13.0%", "saves 7 MB", "0.75 ± 0.1", "-0.12 ± 0.05", "0.875 of dense"):
+    for text in ("at budget 0.125 squeezed reads 13.0%", "saves 7 MB", "0.75 ± 0.1", "-0.12 ± 0.05", "it is 0.875"):
         assert text in lead
-    for text in ("Index a.sqz", "80, 400 a KV head", "Layer profile", "&lt;no order&gt;"):
+    for text in ("Index a.sqz", "[80, 400]", "Layer profile", "&lt;all alike&gt;"):
         assert text in page
     assert not re.search(r"(src|href)=", page)
     series = {plot.title: plot.series for plot in drawn}
@@ -67,6 +66,6 @@ def test_bad_input_is_named(tmp_path, capsys, monkeypatch, event, message):
 
 def test_figure(tmp_path):
     pytest.importorskip("matplotlib")
-    file = write(tmp_path / "e.jsonl", rows(row(), row(asked=.5), event="pass"))
+    file = write(tmp_path / "e.jsonl", rows(row(), row(asked=.5)))
     assert report.main([file, "-o", str(tmp_path / "f.svg")]) == 0
     assert "share of the needles found" in (tmp_path / "f.svg").read_text()
