@@ -19,18 +19,19 @@ from typing import Any
 def build_shard(command: list[str], shard: int, shards: int) -> dict[str, Any]:
     """What a task does: the events of `sqz-index build --json` for one shard.
 
-    Returns {"documents": list of their events, "error": str or None}. The error is of a shard in which nothing was
-    tried. RuntimeError if the process was killed, so that Ray runs the task again.
+    Returns {"documents": list of their events, "error": str or None}. The error is of a shard that did not come to an
+    end. RuntimeError if the process was killed, so that Ray runs the task again.
     """
     process = subprocess.run([*command, "--shard", f"{shard}/{shards}", "--json", "--quiet"], capture_output=True,
-                             encoding="utf-8", errors="replace", check=False)
+                             check=False)
     if process.returncode < 0:
         raise RuntimeError(f"sqz-index was killed by signal {-process.returncode}")
-    # str.splitlines() would cut at U+2028, too, which JSON allows inside a string.
-    events = [json.loads(line) for line in process.stdout.split("\n") if line]
+    # JSON may have any other line end of Unicode, and names bytes that are no UTF-8.
+    output, errors = (text.decode(errors="surrogateescape") for text in (process.stdout, process.stderr))
+    events = [json.loads(line) for line in output.split("\n") if line]
     result = any(event["event"] == "result" for event in events)
     return {"documents": [event for event in events if event["event"] == "document"],
-            "error": None if result else process.stderr.strip()}
+            "error": None if result else errors.strip()}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,7 +45,6 @@ def _parser() -> argparse.ArgumentParser:
                         "that runs at a time; at most one a document)")
     parser.add_argument("--cpus", type=float, default=1, help="CPUs of a task, its threads (default: 1)")
     parser.add_argument("--gpus", type=float, default=0, help="GPUs of a task (default: 0)")
-    parser.add_argument("--retries", type=int, default=3, help="of a task whose worker is lost (default: 3)")
     parser.add_argument("--tool", default="sqz-index", help="path of sqz-index (default: sqz-index)")
     return parser
 
@@ -61,27 +61,34 @@ def _tasks_at_a_time(options: argparse.Namespace) -> int:
     return sum(rooms)
 
 
-def _run(options: argparse.Namespace, command: list[str]) -> collections.Counter[str] | None:
-    """How many documents came to each state; None if sqz-index refused a shard."""
+def _run(options: argparse.Namespace, command: list[str]) -> collections.Counter[str]:
+    """How many documents came to each state. A shard that did not come to an end counts as "failed", once."""
     import ray
 
-    with open(options.manifest, encoding="utf-8") as manifest:
+    with open(options.manifest, "rb") as manifest:
         lines = sum(1 for line in manifest if line.strip())
     shards = options.shards or max(1, min(lines, 8 * _tasks_at_a_time(options)))
-    task = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=options.retries,
+    task = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=3,
                       retry_exceptions=[RuntimeError, OSError])(build_shard)
     waiting = [task.remote(command, shard, shards) for shard in range(shards)]
     states: collections.Counter[str] = collections.Counter()
+    said: set[str] = set()
     while waiting:
         done, waiting = ray.wait(waiting, num_returns=1)
-        shard = ray.get(done[0])
-        if shard["error"] is not None:
-            print(shard["error"], file=sys.stderr)
-            return None
+        try:
+            shard = ray.get(done[0])
+        except Exception as error:  # whatever the task raised, or Ray about its worker
+            shard = {"documents": [], "error": str(error)}
+        failures = [] if shard["error"] is None else [shard["error"]]
         for document in shard["documents"]:
             states[document["state"]] += 1
             if document["state"] == "failed":
-                print(f"{options.manifest}: {document['key']}: {document['message']}", file=sys.stderr)
+                failures.append(f"{options.manifest}: {document['key']}: {document['message']}")
+        states["failed"] += shard["error"] is not None
+        for failure in failures:
+            if failure not in said:  # most errors of shards are of them all
+                print(failure, file=sys.stderr)
+            said.add(failure)
         print(f"{shards - len(waiting)} of {shards} shards, {states['built']} documents built, {states['there']} there "
               f"before, {states['failed']} failed", file=sys.stderr)
     return states
@@ -106,8 +113,6 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if ours:
             ray.shutdown()
-    if states is None:
-        return 3
     if states["failed"] == 0:
         return 0
     return 1 if states["failed"] < sum(states.values()) else 3
