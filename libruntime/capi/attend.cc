@@ -73,6 +73,9 @@ sqz_status sqz_merge_states_on(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_t
     SQZ_ASSIGN_OR_RETURN(const auto b, check_tensor(out_b, "out_b", {tokens, heads, dim}, device));
     SQZ_ASSIGN_OR_RETURN(const auto la, check_lse(lse_a, "lse_a", tokens, heads, device));
     SQZ_ASSIGN_OR_RETURN(const auto lb, check_lse(lse_b, "lse_b", tokens, heads, device));
+    SQZ_RETURN_IF_ERROR(sqz::capi::check_disjoint(a, "out_a", la.tensor, "lse_a"));
+    SQZ_RETURN_IF_ERROR(sqz::capi::check_disjoint(a, "out_a", lb.tensor, "lse_b"));
+    SQZ_RETURN_IF_ERROR(sqz::capi::check_disjoint(b, "out_b", la.tensor, "lse_a"));
     if (a.dtype != b.dtype) return invalid("out_b: found another dtype, expected that of out_a");
     const sqz::ConstLseRows rows_b = lb.rows;
     if (cuda) {

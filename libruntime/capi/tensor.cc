@@ -29,16 +29,21 @@ std::string shape_text(std::initializer_list<int64_t> shape) {
   return list_text({shape.begin(), shape.size()}, true);
 }
 
+std::string dtype_text(const sqz_tensor& t) {
+  constexpr const char* kKinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+  const bool known = t.dtype_code < std::size(kKinds);
+  const std::string kind = known ? kKinds[t.dtype_code] : concat("code ", int{t.dtype_code}, ": ");
+  return concat(kind, int{t.dtype_bits}, " with ", t.dtype_lanes,
+                t.dtype_lanes == 1 ? " lane" : " lanes");
+}
+
 Result<DType> dtype_of(const sqz_tensor& t, const char* name) {
   if (t.dtype_lanes == 1) {
     if (t.dtype_code == kFloat && t.dtype_bits == 32) return DType::kF32;
     if (t.dtype_code == kFloat && t.dtype_bits == 16) return DType::kF16;
     if (t.dtype_code == kBfloat && t.dtype_bits == 16) return DType::kBF16;
   }
-  return invalid(name, "dtype",
-                 concat("code ", int{t.dtype_code}, ", ", int{t.dtype_bits}, " bits, ",
-                        t.dtype_lanes, " lanes"),
-                 "f32, f16 or bf16 with 1 lane");
+  return invalid(name, "dtype", dtype_text(t), "f32, f16 or bf16 with 1 lane");
 }
 
 Status check_shape(const sqz_tensor& t, const char* name, std::initializer_list<int64_t> shape) {

@@ -11,8 +11,7 @@ sqz.Error with its sentence. docs/python.md is the reference.
 
 from sqz._library import Error, version
 from sqz.index import Index, IndexInfo
-from sqz.merge import merge_states
-from sqz.session import Session, Stats, attend
+from sqz.session import Session, Stats, attend, merge_states
 
 __version__ = version
 __all__ = ["Error", "Index", "IndexInfo", "Session", "Stats", "attend", "merge_states"]

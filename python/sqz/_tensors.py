@@ -19,18 +19,8 @@ class DLPackTensor(Protocol):
     def __dlpack_device__(self) -> Any: ...
 
 
-class TorchDevice(Protocol):
-    """A torch.device."""
-
-    @property
-    def type(self) -> str: ...
-
-    @property
-    def index(self) -> Any: ...
-
-
 Integers: TypeAlias = Sequence[int] | np.ndarray[Any, Any] | DLPackTensor
-Device: TypeAlias = int | str | TorchDevice
+Device: TypeAlias = Any  # a number, "cpu", "cuda", "cuda:1" or a torch.device
 
 _pointer_of = c.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = c.c_void_p
@@ -52,10 +42,10 @@ class Borrowed:
     def __init__(self, name: str, tensor: DLPackTensor) -> None:
         require(name, tensor)
         try:
-            self.on_cpu = tensor.__dlpack_device__()[0] == CPU
+            on_cpu = tensor.__dlpack_device__()[0] == CPU
             # On a GPU the caller's stream orders the work; -1 asks the producer not to.
             with _current_device(tensor):
-                self._capsule = tensor.__dlpack__() if self.on_cpu else tensor.__dlpack__(stream=-1)
+                self._capsule = tensor.__dlpack__() if on_cpu else tensor.__dlpack__(stream=-1)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{name}: {error}") from None
         self.at: int = _pointer_of(self._capsule, b"dltensor")
@@ -64,18 +54,6 @@ class Borrowed:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.view.shape[:self.view.ndim])
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """In elements."""
-        if self.view.strides:
-            return tuple(self.view.strides[:self.view.ndim])
-        return tuple(int(np.prod(self.shape[axis + 1:])) for axis in range(self.view.ndim))
-
-    @property
-    def device(self) -> tuple[int, int]:
-        """(type, number) as in DLPack."""
-        return self.view.device_type, self.view.device_id
 
 
 def _is_torch(tensor: Any) -> Any:

@@ -50,8 +50,10 @@ class Index(Handle):
 
     def __init__(self, path: str | os.PathLike[str], read: bool = False, verify: bool = False) -> None:
         super().__init__(lib.sqz_index_close)
-        mode = 2 if verify else int(read)  # sqz_open_mode
-        check(lib.sqz_index_open(os.fsencode(path), mode, c.byref(self._pointer.at)))
+        mode, name = 2 if verify else int(read), os.fsencode(path)  # sqz_open_mode
+        if b"\0" in name:
+            raise ValueError(f"path: found a zero byte in {path!r}, expected none")
+        check(lib.sqz_index_open(name, mode, c.byref(self._pointer.at)))
         raw = _library.IndexInfo()
         check(lib.sqz_index_describe(self._pointer.at, c.byref(raw)))
         values: dict[str, Any] = {field.name: getattr(raw, field.name, None) for field in fields(IndexInfo)}
@@ -61,6 +63,11 @@ class Index(Handle):
         self.info = IndexInfo(**values)
         self._file = os.path.abspath(self.info.path)  # wherever the process goes
         self._uploaded: dict[int, int] = {}  # KV heads by GPU
+
+    def __repr__(self) -> str:
+        closed = "" if self._pointer.at else ", closed"
+        return (f"<sqz.Index {self.info.path}: {self.info.tokens:,} tokens, {self.info.layers} layers, "
+                f"{self.info.partition}{closed}>")
 
     def verify(self) -> None:
         """Checks every checksum and invariant; reads the whole file, on all cores. Error names the first problem."""

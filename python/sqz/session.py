@@ -1,4 +1,4 @@
-"""Serving attention over an index: sessions."""
+"""Serving attention over an index: sessions, and joining their states with others."""
 
 import ctypes as c
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from sqz import _library
 from sqz._arguments import Arguments, doubles, head_range
 from sqz._handle import Handle
 from sqz._library import INVALID_ARGUMENT, choice, lib
-from sqz._tensors import CUDA, Device, DLPackTensor, Integers, device_of, empty, require
+from sqz._tensors import CUDA, Borrowed, Device, DLPackTensor, Integers, device_of, empty, require, stream_of
 from sqz.index import Index
 
 
@@ -71,6 +71,9 @@ class Session(Handle):
                  kv_heads: tuple[int, int] | None = None) -> None:
         if not isinstance(index, Index):
             raise TypeError(f"index: found {type(index).__name__}, expected an Index")
+        for name, amount in (("budget", budget), ("keep", keep)):
+            if amount == 0:  # which the library takes for none
+                raise ValueError(f"{name}: found 0, expected above 0 and at most 1")
         device_type, device_id = device_of(device)
         first, count = head_range(kv_heads)
         scales, limits = doubles("layer_scales", layer_scales), doubles("thresholds", thresholds)
@@ -162,6 +165,19 @@ def attend(sessions: Sequence[Session | None], layer: int, q: DLPackTensor, out:
         args = Arguments(layer, q, out, lse, positions, indptr, stream, sessions=at)
         _library.check(lib.sqz_attend(None, c.byref(args.struct)))
     return out, lse
+
+
+def merge_states(out_a: DLPackTensor, lse_a: DLPackTensor, out_b: DLPackTensor, lse_b: DLPackTensor,
+                 stream: int | None = None) -> None:
+    """Merges two states of the same queries over disjoint keys, exactly and in place into a.
+
+    out = (e^lse_a out_a + e^lse_b out_b) / (e^lse_a + e^lse_b), and lse is the logarithm of the denominator.
+    out: [tokens, heads, head_dim] float32, float16 or bfloat16, both the same. lse: [tokens, heads] float32, natural
+    logarithm, any positive strides. On a GPU it is done on `stream`, as Session.attend() says.
+    """
+    tensors = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
+    borrowed = [Borrowed(name, tensor) for name, tensor in tensors.items()]
+    _library.check(lib.sqz_merge_states_on(*(one.at for one in borrowed), stream_of(out_a) if stream is None else stream))
 
 
 def _results(q: Any, out: Any, lse: Any) -> tuple[Any, Any]:

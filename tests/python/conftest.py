@@ -79,8 +79,8 @@ class Stored:
                                 if name in self.header], axis=1) for what in ("keys", "values")]
 
 
-def python(program, **environment):
+def python(program, *arguments, **environment):
     """Runs a program in another interpreter that finds the same module and library."""
     folders = os.pathsep.join([str(Path(sqz.__file__).parents[1]), str(Path(__file__).parent)])
-    return subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": folders} | environment,
+    return subprocess.run([sys.executable, "-c", program, *arguments], env=os.environ | {"PYTHONPATH": folders} | environment,
                           capture_output=True, text=True, timeout=120, check=False)

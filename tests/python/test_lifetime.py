@@ -20,11 +20,9 @@ session.attend(0, q)
 
 
 @pytest.mark.parametrize("rest", [
-    "",
-    "import builtins; builtins.kept = index, session",  # outlives the module
-    "import builtins; builtins.kept = index, session; sqz._library.lib = sqz.session.lib = None",
+    "import sys; assert not {'torch', 'transformers', 'vllm'} & set(sys.modules)",
+    "import builtins; builtins.kept = index, session; sqz._library.lib = sqz.session.lib = None",  # outlives the module
     "session.me = session",  # only the collector finds it
-    "raise SystemExit",
 ])
 def test_handles_that_are_open_at_the_end(rest):
     end = python(OPEN + rest)
@@ -89,9 +87,9 @@ def test_threads_take_turns(heads):
     def serve(seed):
         q = queries(heads.info, 2, seed)
         try:
-            for turn in range(10**6):
+            while True:
                 if not np.array_equal(session.attend(0, q)[0], expected[seed]):
-                    failures.append((seed, turn))
+                    failures.append(seed)
                 served.append(seed)
         except sqz.Error as error:
             assert "closed" in str(error)
@@ -123,20 +121,11 @@ def test_two_calls_over_the_same_sessions_do_not_lock_each_other_out(heads):
         assert not thread.is_alive()
 
 
-def test_a_library_that_is_not_there():
-    end = python("import sqz", SQZ_LIBRARY="/nowhere/libsqz.so.0.2")
-    assert "ImportError: libsqz cannot be loaded: /nowhere/libsqz.so.0.2" in end.stderr
-    assert "set SQZ_LIBRARY" in end.stderr
-
-
-def test_a_library_without_our_functions():
-    end = python("import sqz", SQZ_LIBRARY="libc.so.6")
-    assert "ImportError: libsqz is too old for this module" in end.stderr and "sqz_index_open" in end.stderr
-
-
-def test_torch_is_not_imported_for_numpy():
-    end = python(OPEN + "import sys; print(sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))")
-    assert (end.stdout, end.stderr) == ("[]\n", "")
+@pytest.mark.parametrize("path, sentence", [
+    ("/nowhere/libsqz.so.0.2", "ImportError: libsqz cannot be loaded: /nowhere/libsqz.so.0.2"),
+    ("libc.so.6", "ImportError: libsqz is too old for this module")])
+def test_a_library_that_is_not_there(path, sentence):
+    assert sentence in python("import sqz", SQZ_LIBRARY=path).stderr
 
 
 def test_version():

@@ -21,6 +21,9 @@ def test_dense_is_attention(name, dtype, tolerance):
         assert out.dtype == dtype and lse.dtype == np.float32
         np.testing.assert_allclose(out, expected_out, atol=tolerance)
         np.testing.assert_allclose(lse, expected_lse, atol=1e-4)
+        turned = np.full(lse.T.shape, np.nan, np.float32)
+        session.attend(layer, q, lse=turned.T, indptr=[0, 1, 3])
+        np.testing.assert_array_equal(turned, lse.T)
 
 
 def test_stats_count_and_reset(heads):
@@ -36,20 +39,17 @@ def test_stats_count_and_reset(heads):
         session.stats(2)
 
 
-def test_select_of_dense_is_everything(index):
-    slots = Stored(SEEDS / "two_levels.sqz").header["layers.0.keys"]["shape"][1]
-    session = sqz.Session(index, selector="dense")
-    assert session.select(0, queries(index.info, 1)) == [[(0, slots)]]
-
-
 def test_thresholds_choose_ascending_runs(index):
     slots = Stored(SEEDS / "two_levels.sqz").header["layers.0.keys"]["shape"][1]
-    sparse = sqz.Session(index, thresholds=[0.05], levels=1)
-    (runs,) = sparse.select(0, queries(index.info, 1))
+    q = queries(index.info, 2)
+    assert sqz.Session(index, selector="dense").select(0, q[:1]) == [[(0, slots)]]
+    session = sqz.Session(index, thresholds=[0.05], levels=1)
+    (runs,) = session.select(0, q[:1])
     assert 0 < sum(length for _, length in runs) < slots
     assert all(a[0] + a[1] < b[0] for a, b in pairwise(runs))
-    with pytest.raises(sqz.Error, match="threshold"):
-        sqz.Session(index, thresholds=[0.05, 1.5], levels=2)
+    together, _ = session.attend(0, q, indptr=np.array([0, 1, 2]))  # each request chooses for itself
+    for token in range(2):
+        np.testing.assert_array_equal(together[token], session.attend(0, q[token:token + 1])[0][0])
 
 
 def test_select_is_what_is_read(made):
@@ -65,11 +65,11 @@ def test_select_is_what_is_read(made):
 def test_a_rank_serves_its_own_heads(heads):
     q = queries(heads.info, 2)
     out, lse = sqz.Session(heads, selector="dense").attend(1, q)
-    rank = sqz.Session(heads, selector="dense", kv_heads=(1, 1))
-    own_out, own_lse = rank.attend(1, np.ascontiguousarray(q[:, 2:]))
+    rank, own = sqz.Session(heads, selector="dense", kv_heads=(1, 1)), np.ascontiguousarray(q[:, 2:])
+    own_out, own_lse = rank.attend(1, own)
     np.testing.assert_array_equal(own_out, out[:, 2:])
     np.testing.assert_array_equal(own_lse, lse[:, 2:])
-    assert len(rank.select(1, np.ascontiguousarray(q[:, 2:]))) == 1
+    assert len(rank.select(1, own)) == 1
 
 
 def test_sliding_windows_need_positions():
@@ -89,12 +89,3 @@ def test_queries_before_rope_are_looked_at(heads):
     session.attend(0, q, q_before_rope=q)
     with pytest.raises(sqz.Error, match="q_before_rope"):
         session.attend(0, q, q_before_rope=q[:, :2])
-
-
-def test_each_request_chooses_for_itself(index):
-    session = sqz.Session(index, thresholds=[0.05], levels=1)
-    q = queries(index.info, 2)
-    together, _ = session.attend(0, q, indptr=np.array([0, 1, 2]))
-    for token in range(2):
-        alone, _ = session.attend(0, q[token:token + 1])
-        np.testing.assert_array_equal(together[token], alone[0])

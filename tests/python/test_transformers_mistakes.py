@@ -1,5 +1,6 @@
 """What sqz.transformers refuses, with which sentence; the model is then as it was before."""
 
+import copy
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from transformers_support import NANO, answers, build, load, tool, torch, transf
 
 import sqz
 import sqz.transformers
+from conftest import python
 
 CONTEXT = 300
 TINY = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -109,17 +111,48 @@ def test_two_contexts_on_one_model(model, index):
         refused(RuntimeError, "another FixedContext open", model, index)
         with pytest.raises(RuntimeError, match="open already"):
             first.__enter__()
+        with pytest.raises(TypeError, match="cannot be copied or pickled while a FixedContext is open"):
+            copy.deepcopy(model)
         assert answers(model, QUESTION) == expected
-
-
-def test_an_exception_in_the_block(model, index):
-    with pytest.raises(KeyError), sqz.transformers.FixedContext(model, index, selector="dense"):
+    with pytest.raises(KeyError), first:  # a second time, with an exception in the block
+        assert answers(model, QUESTION) == expected
         raise KeyError
-    context = sqz.transformers.FixedContext(model, index, selector="dense", threads=1)
-    with context:
+
+
+def test_without_a_block(model, index):
+    """It serves from its making on, and says what was read before, within and after."""
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
         expected = answers(model, QUESTION)
-    with context:  # a second time
-        assert answers(model, QUESTION) == expected
+    context = sqz.transformers.FixedContext(model, index, selector="dense", threads=1)
+    assert context.stats().selections == 0
+    assert answers(model, QUESTION) == expected
+    before = context.stats(), context.stats(1)
+    context.close()
+    assert (context.stats(), context.stats(1)) == before and before[0].selections == 2 * before[1].selections > 0
+
+
+def test_a_hook_that_raises(model, index):
+    """Before the context's own hook, which then has nothing to undo."""
+    def fail(*_):
+        raise KeyError("mine")
+
+    hook = model.model.register_forward_pre_hook(fail)
+    with torch.no_grad(), sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
+        with pytest.raises(KeyError, match="mine"):
+            answers(model, QUESTION)
+        hook.remove()
+        answers(model, QUESTION)
+
+
+def test_weights_that_were_changed_after_loading(model, index, tmp_path):
+    weight = model.model.layers[1].self_attn.k_proj.weight
+    with torch.no_grad():
+        weight += 0.01
+        refused(ValueError, "layers.1.self_attn.k_proj.weight is not as in .*model.safetensors: the model was changed",
+                model, index)
+        with pytest.raises(ValueError, match="Save it and load it again"):
+            sqz.transformers.capture(model, torch.arange(3, 203), tmp_path / "c.h5")
+        model.load_state_dict(load(model.name_or_path).state_dict())
 
 
 def test_closed_while_generating(model, index):
@@ -158,10 +191,15 @@ def test_closed_by_its_own_generate(model, index):
 
 
 def test_more_tokens_than_positions(model, index):
-    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1) as context:
         assert len(answers(model, QUESTION, max_new_tokens=51)[0]) == 51  # the last token is not attended to
-        with pytest.raises(ValueError, match="300 tokens of context and 61 that follow are 361, but the model has 360"):
+        context.reset_stats()
+        sentence = "300 tokens of context and 61 that follow are 361, but the model has 360"
+        with pytest.raises(ValueError, match=sentence):
             answers(model, QUESTION, max_new_tokens=52)
+        assert context.stats().selections == 0  # at once
+        with torch.no_grad(), pytest.raises(ValueError, match=sentence):
+            model(torch.arange(61)[None])
 
 
 def test_gradients(model, index):
@@ -172,7 +210,7 @@ def test_gradients(model, index):
 
 @pytest.mark.parametrize("kind,more,sentence", [
     ("gemma2", {"head_dim": 16}, "soft-capped logits cannot be served"),
-    ("lfm2", {"layer_types": ["conv", "full_attention"]}, "layer 0 of Lfm2Config: found conv, expected full_attention"),
+    ("gemma4_text", {"layer_types": ["sliding_attention", "full_attention"]}, "its layers have different shapes"),
     ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "found linear_attention, expected full"),
     ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 16}, "s_aux is given"),
     ("bloom", {"n_layer": 2, "n_head": 4}, "takes no position_ids|neither a rotary"),
@@ -215,11 +253,87 @@ def test_captures(model, folder, tmp_path):
     refuse(ValueError, "found 361 tokens, expected at most 360", [3] * 361)
     refuse(ValueError, "queries: found 100, expected 1 to 50", [3] * 50)
     refuse(OSError, "nowhere", [3] * 200, tmp_path / "nowhere/c.h5")
-    sqz.transformers.capture(model, [3] * 200, tmp_path / "c.h5")
+    captured = sqz.transformers.capture(model, transformers.BatchEncoding({"input_ids": [3] * 200}), tmp_path / "c.h5")
+    assert captured == sqz.transformers.Captured(
+        str(tmp_path / "c.h5"), 200, 2, (tmp_path / "c.h5").stat().st_size, sqz.transformers.fingerprint(model))
     sqz.transformers.capture(model, [3] * 200, tmp_path / "c.h5", overwrite=True, queries=20)
+    assert [path.name for path in tmp_path.iterdir()] == ["c.h5"]
     run = subprocess.run([tool("sqz-index"), "build", "--capture", tmp_path / "c.h5", "-o", tmp_path / "c.sqz"],
                          capture_output=True, text=True, check=False)
     assert "do not end with the last 100 tokens" in run.stderr
+
+
+def test_a_capture_that_appears_meanwhile_is_kept(model, tmp_path):
+    path = tmp_path / "c.h5"
+    hook = model.model.register_forward_hook(lambda *_: path.write_text("another's"))
+    with pytest.raises(FileExistsError):
+        sqz.transformers.capture(model, [3] * 200, path)
+    hook.remove()
+    assert path.read_text() == "another's" and list(tmp_path.iterdir()) == [path]
+
+
+# Fails the n-th of the calls that write to a file of this name, once, with ENOSPC.
+FAULT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+int sqz_fail_at, sqz_calls;
+static int fails(int fd) {
+  char link[64], path[4096] = "";
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  if (readlink(link, path, sizeof path - 1) < 0 || strstr(path, "fault.h5") == NULL) return 0;
+  errno = ENOSPC;
+  return ++sqz_calls == sqz_fail_at;
+}
+#define FAULTY(type, name, parameters, ...) \
+  type name parameters { \
+    type (*real) parameters = dlsym(RTLD_NEXT, #name); \
+    return fails(fd) ? -1 : real(__VA_ARGS__); \
+  }
+FAULTY(ssize_t, write, (int fd, const void* data, size_t size), fd, data, size)
+FAULTY(ssize_t, pwrite, (int fd, const void* data, size_t size, off_t at), fd, data, size, at)
+FAULTY(ssize_t, pwrite64, (int fd, const void* data, size_t size, off64_t at), fd, data, size, at)
+FAULTY(int, ftruncate64, (int fd, off64_t size), fd, size)
+FAULTY(int, fsync, (int fd), fd)
+"""
+CAPTURES = """
+import ctypes, os, sys
+from transformers_support import load, torch
+import sqz.transformers
+
+fault, path, silent = ctypes.CDLL(None), sys.argv[2], []
+model, fail_at, good = load(sys.argv[1]), 0, None
+while True:
+    ctypes.c_int.in_dll(fault, "sqz_fail_at").value = fail_at
+    ctypes.c_int.in_dll(fault, "sqz_calls").value = 0
+    try:
+        sqz.transformers.capture(model, torch.arange(3, 203), path, overwrite=True)
+        found = open(path, "rb").read()
+        good = good or found
+        if found != good:
+            silent.append(fail_at)
+        os.remove(path)
+        if ctypes.c_int.in_dll(fault, "sqz_calls").value < fail_at:
+            break
+    except OSError:
+        pass
+    assert os.listdir(os.path.dirname(path)) == [], fail_at
+    fail_at += 1
+assert fail_at > 10 and not silent, (fail_at, silent)
+"""
+
+
+def test_a_write_that_fails_once(folder, tmp_path):
+    (tmp_path / "fault.c").write_text(FAULT)
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler here")
+    subprocess.run(["cc", "-shared", "-fPIC", "fault.c", "-o", "fault.so", "-ldl"], cwd=tmp_path, check=True)
+    (tmp_path / "out").mkdir()
+    ran = python(CAPTURES, folder / "model", tmp_path / "out/fault.h5", LD_PRELOAD=str(tmp_path / "fault.so"))
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_an_index_opened_in_another_folder(model, index, tmp_path, monkeypatch):

@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: examples/vllm/install makes an environment that has it")
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples/vllm"))
-import compare  # noqa: E402
-import torch  # noqa: E402
-from vllm.platforms import current_platform  # noqa: E402
+from transformers_support import NANO, ROOT, load, torch, transformers, whole_answers
+from vllm.platforms import current_platform
 
-ROOT = Path(__file__).parents[2]
 if not current_platform.is_cpu():
     pytest.skip("this vLLM is for GPUs; these tests run the CPU backend", allow_module_level=True)
 
@@ -50,7 +47,7 @@ def book(tmp_path_factory):
 def run(environment, prompts, **options):
     """vLLM in a process of its own: what it printed, and its rounds of answers."""
     program = subprocess.run([sys.executable, "-c", PROGRAM], text=True, capture_output=True, timeout=600, check=False,
-                             input=json.dumps(({"model": str(compare.MODEL), **options}, prompts)),
+                             input=json.dumps(({"model": str(NANO), **options}, prompts)),
                              env=os.environ | environment)
     rounds = [json.loads(line.removeprefix("ANSWERS")) for line in program.stdout.splitlines()
               if line.startswith("ANSWERS")]
@@ -58,8 +55,7 @@ def run(environment, prompts, **options):
 
 
 def test_answers_are_those_over_the_whole_context(book):
-    """Of transformers over keys and values that are rounded as in the index."""
-    tokenizer = compare.AutoTokenizer.from_pretrained(compare.MODEL)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(NANO)
     questions = [tokenizer.encode(f"\nWhat is the special magic number for {word} mentioned in the provided text? The "
                                   f"special magic number for {word} mentioned in the provided text is",
                                   add_special_tokens=False) * 2 for word in ("harbour", "violin", "glacier")]
@@ -68,8 +64,8 @@ def test_answers_are_those_over_the_whole_context(book):
     assert len(rounds) == 2, output[-4000:]
     blocks = sum((len(question) - 1) // 32 for question in questions)  # that are full, of the second round
     assert f"CACHED {32 * blocks}\n" in output and blocks > 0
-    model = compare.RoundedModel(tokenizer.encode((book / "book.txt").read_text()), torch.bfloat16)
-    expected = [model.answer(question) for question in questions]
+    model, context = load(NANO), torch.tensor([tokenizer.encode((book / "book.txt").read_text())])
+    expected = [whole_answers(model, context, torch.tensor([question]), torch.bfloat16)[0] for question in questions]
     assert rounds == [expected, expected]
 
 

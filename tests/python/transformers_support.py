@@ -49,13 +49,13 @@ def answers(model, questions, **options):
     return model.generate(questions, **options)[:, questions.shape[1]:].tolist()
 
 
-def whole_answers(model, context, questions):
-    """The same by transformers over the whole context [1, tokens], its keys and values in float16 as in the index."""
+def whole_answers(model, context, questions, dtype=torch.float16):
+    """The same by transformers over the whole context [1, tokens], its keys and values rounded as in the index."""
     cache = transformers.DynamicCache(config=model.config)
     with torch.inference_mode():
         model(context, past_key_values=cache, logits_to_keep=1)
     for layer in cache.layers:
-        layer.keys, layer.values = layer.keys.half().float(), layer.values.half().float()
+        layer.keys, layer.values = layer.keys.to(dtype).float(), layer.values.to(dtype).float()
     cache.batch_repeat_interleave(len(questions))
     whole = torch.cat([context.expand(len(questions), -1), questions], 1)
     return answers(model, whole, past_key_values=cache)

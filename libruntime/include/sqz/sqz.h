@@ -295,8 +295,8 @@ SQZ_API sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args)
 
 /* Merges two states of the same queries over disjoint keys, in place into a:
  * out = (e^(lse_a) out_a + e^(lse_b) out_b) / (e^(lse_a) + e^(lse_b)), lse = log of the
- * denominator. out: [T, Hq, d] f32, f16 or bf16, same dtype; lse: [T, Hq] f32, any strides above 0.
- */
+ * denominator. out: [T, Hq, d] f32, f16 or bf16, same dtype; lse: [T, Hq] f32, any strides above 0,
+ * in other memory than both outs. */
 SQZ_API sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
                                     const sqz_tensor* lse_b);
 /* The same on a stream, a cudaStream_t, with all four tensors on one CUDA device (sqz_merge_states

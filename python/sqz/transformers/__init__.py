@@ -10,8 +10,8 @@
 Needs torch and transformers; capture() also h5py.
 """
 
-from .capture import capture
+from .capture import Captured, capture
 from .context import FixedContext
 from .fingerprint import fingerprint
 
-__all__ = ["FixedContext", "capture", "fingerprint"]
+__all__ = ["Captured", "FixedContext", "capture", "fingerprint"]

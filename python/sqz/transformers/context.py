@@ -5,7 +5,7 @@ import math
 import os
 import threading
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import PreTrainedModel
@@ -15,26 +15,26 @@ import sqz
 
 from .adapter import attention_function, check_call, check_longrope, decoder_of
 from .attention import additive_bias, own_state, rows_of
-from .fingerprint import describe, difference, fingerprint_of, stored_description, tokenizer_hash
+from .fingerprint import check_match, describe, tokenizer_hash
 from .serving import Serving
 
 
 class FixedContext:
-    """Within its block, every forward pass of `model` follows the fixed context of `index`.
+    """Until close(), or the end of its block, every forward pass of `model` follows the fixed context of `index`.
 
         with FixedContext(model, "manual.sqz", budget=0.125) as context:
             model.generate(**tokenizer(question, add_special_tokens=False, return_tensors="pt"))
-            print(context.stats().delivered_budget)
+        print(context.stats().delivered_budget)
 
     model: a decoder-only model, float32, float16 or bfloat16, on the CPU or one CUDA device, in evaluation mode.
-    index: a path, or an sqz.Index that stays open (and, once uploaded, on the GPU) from one block to the next.
+    index: a path, or an sqz.Index that stays open (and, once uploaded, on the GPU) from one context to the next.
     tokenizer: if given and the index knows the hash of its own, both must be equal.
     session: what sqz.Session takes: budget, keep, selector, rule, ... `device` is the model's.
 
-    Entering raises sqz.Error for an index that cannot be read or a session that cannot be had, and TypeError or
-    ValueError for a model or tokenizer that does not fit; the model is then as before. So it is after the block.
-    A context serves one generate() at a time; others wait. Leaving the block while another thread generates makes
-    that generate() raise RuntimeError, and waits for it.
+    Raises sqz.Error for an index that cannot be read or a session that cannot be had, and TypeError or ValueError for
+    a model or tokenizer that does not fit; the model is then as before. So it is after close().
+    A context serves one generate() at a time; others wait. close() while another thread generates makes that
+    generate() raise RuntimeError, and waits for it. A closed context can be entered again.
     """
 
     def __init__(self, model: PreTrainedModel, index: str | os.PathLike[str] | sqz.Index, *, tokenizer: Any = None,
@@ -42,15 +42,48 @@ class FixedContext:
         self._model, self._given, self._tokenizer, self._options = model, index, tokenizer, session
         self._lock = threading.RLock()
         self._generating: int | None = None  # the thread that does
-        self._open = False
+        self._running: int | None = None  # the thread in a forward pass, which holds the lock
+        self._open = self._entered = False
+        self._begin()
 
     def __enter__(self) -> "FixedContext":
-        if self._open:
+        if self._entered:
             raise RuntimeError("this FixedContext is open already")
+        if not self._open:
+            self._begin()
+        self._entered = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The model is as before. Nothing happens the second time."""
+        if self._generating == threading.get_ident():
+            raise RuntimeError("a FixedContext cannot be closed by the generate() that it serves: close it after that")
+        if not self._open:
+            return
+        self._open = self._entered = False  # a generate() of another thread raises at its next forward pass
+        with self._lock, self._closing:
+            self._last = {layer: self._session.stats(layer) for layer in range(-1, self._info.layers)}
+
+    def stats(self, layer: int = -1) -> sqz.Stats:
+        """What was asked and read since the beginning or reset_stats(), until now or close(): of one layer or all (-1)."""
+        return self._session.stats(layer) if self._open else self._last[layer]
+
+    def reset_stats(self) -> None:
+        self._session.reset_stats()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a model cannot be copied or pickled while a FixedContext is open on it: close that first")
+
+    # ---- beginning ----
+
+    def _begin(self) -> None:
         self._decoder = decoder_of(self._model)
         if "_sqz_context" in self._decoder.__dict__:
             raise RuntimeError(f"{type(self._model).__name__} has another FixedContext open: one model follows one "
-                               "context at a time; leave the other block first")
+                               "context at a time; close the other first")
         with ExitStack() as stack:
             given = self._given
             index = given if isinstance(given, sqz.Index) else stack.enter_context(sqz.Index(given))
@@ -59,38 +92,12 @@ class FixedContext:
             self._install(stack)
             self._closing = stack.pop_all()
         self._open = True
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leaves the block: the model is as before. Nothing happens if it was left."""
-        if self._generating == threading.get_ident():
-            raise RuntimeError("a FixedContext cannot be closed by the generate() that it serves: leave the block "
-                               "after it")
-        if not self._open:
-            return
-        self._open = False  # a generate() of another thread raises at its next forward pass
-        with self._lock:
-            self._closing.close()
-
-    def stats(self, layer: int = -1) -> sqz.Stats:
-        """What was asked and read since the block began or reset_stats(), of one layer or of all (-1)."""
-        return self._session.stats(layer)
-
-    def reset_stats(self) -> None:
-        self._session.reset_stats()
-
-    # ---- entering ----
 
     def _check_match(self, index: sqz.Index) -> None:
         info = self._info = index.info
         self._config = self._model.config.get_text_config(decoder=True)
-        self._described = stored_description(index._file)
-        described = describe(self._model)
-        if fingerprint_of(described) != info.model_fingerprint:
-            raise ValueError(f"{info.path}: not an index of this model: {difference(self._described, described)}")
+        self._described = describe(self._model)
+        check_match(index, self._described, "this model")
         if self._tokenizer is not None and info.tokenizer_hash not in ("", found := tokenizer_hash(self._tokenizer)):
             raise ValueError(f"{info.path}: tokenizer_hash: the index was built with {info.tokenizer_hash}, this "
                              f"tokenizer has {found}")
@@ -146,9 +153,17 @@ class FixedContext:
             self._check_open()
             self._generating = threading.get_ident()
             try:
+                self._check_request(args[0] if args else None, **kwargs)
                 return self._generate(*args, **kwargs)
             finally:
                 self._generating = None
+
+    def _check_request(self, first: Any, max_new_tokens: Any = None, **given: Any) -> None:
+        """Refuses at once what would run out of positions at its end."""
+        prompts = (first, *(given.get(name) for name in ("inputs", "input_ids", "inputs_embeds")))
+        prompt = next((one for one in prompts if isinstance(one, torch.Tensor)), None)
+        if isinstance(max_new_tokens, int) and prompt is not None:
+            self._check_length(prompt.shape[1] + max_new_tokens - 1)  # the last token is not attended to
 
     def _check_open(self) -> None:
         if not self._open:
@@ -165,6 +180,7 @@ class FixedContext:
         """Puts the tokens behind the context, and says which rows ask the index."""
         if not torch.compiler.is_compiling():
             self._lock.acquire()  # _after_forward() releases it
+            self._running = threading.get_ident()
         self._check_open()
         if args:
             kwargs = inspect.signature(decoder.forward).bind_partial(*args, **kwargs).arguments
@@ -220,9 +236,11 @@ class FixedContext:
         return own.view(batch, tokens, heads, dim), None
 
     def _after_forward(self, decoder: PreTrainedModel, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
+        # If a hook of the user's raised before _before_forward(), this thread holds no lock.
+        if torch.compiler.is_compiling() or self._running != threading.get_ident():
             return
+        calls, self._running = self._calls, None
         self._lock.release()
-        if output is not None and self._calls != self._info.layers:
-            raise ValueError(f"{type(decoder).__name__}: {self._calls} of {self._info.layers} layers called the "
+        if output is not None and calls != self._info.layers:
+            raise ValueError(f"{type(decoder).__name__}: {calls} of {self._info.layers} layers called the "
                              "attention function: the others do not see the context")

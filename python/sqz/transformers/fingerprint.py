@@ -6,9 +6,12 @@ import os
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 from xxhash import xxh3_64_hexdigest
+
+import sqz
 
 _SHARDS = ("model.safetensors", "model.safetensors.index.json")
 _SAMPLES, _SAMPLE = 16, 4096  # blocks of a shard's data, and bytes of a block
@@ -19,8 +22,17 @@ def _hash(data: bytes) -> str:
 
 
 def describe(model: PreTrainedModel) -> dict[str, Any]:
-    """The fields of `model` in docs/format.md, for a loaded model."""
-    config = model.config.get_text_config(decoder=True)
+    """The fields of `model` in docs/format.md, for a loaded model. ValueError for a model that they cannot describe."""
+    try:
+        return _describe(model, model.config.get_text_config(decoder=True))
+    except RuntimeError as error:
+        if type(error).__name__ != "AmbiguousGlobalPerLayerAttributeError":
+            raise
+        raise ValueError(f"{type(model).__name__}: its layers have different shapes, and an index has one for all: "
+                         f"{str(error).partition('.')[0]}") from None
+
+
+def _describe(model: PreTrainedModel, config: Any) -> dict[str, Any]:
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     scaling = next((module.scaling for module in model.modules()
@@ -51,12 +63,15 @@ def fingerprint_of(description: dict[str, Any]) -> str:
     return _hash(json.dumps(description, sort_keys=True, separators=(",", ":")).encode())
 
 
-def stored_description(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The description in the header of an index, a safetensors file that libsqz has opened before."""
-    with open(path, "rb") as file:
+def check_match(index: sqz.Index, model: dict[str, Any], name: str) -> None:
+    """ValueError, with the first difference, unless the index is of the model with this description."""
+    if fingerprint_of(model) == index.info.model_fingerprint:
+        return
+    with open(index._file, "rb") as file:  # a safetensors file
         size = int.from_bytes(file.read(8), "little")
-        described: dict[str, Any] = json.loads(json.loads(file.read(size))["__metadata__"]["model"])
-        return described
+        stored = json.loads(json.loads(file.read(size))["__metadata__"]["model"])
+    found = difference(stored, model) or "the file was replaced after it was opened"
+    raise ValueError(f"{index.info.path}: not an index of {name}: {found}")
 
 
 def difference(index: dict[str, Any], model: dict[str, Any]) -> str:
@@ -164,7 +179,28 @@ def _weights_hash(model: PreTrainedModel) -> str:
     if path.endswith(".json"):
         with open(path, encoding="utf-8") as file:
             shards = {os.path.join(os.path.dirname(path), name) for name in json.load(file)["weight_map"].values()}
+    for shard in shards:
+        _check_unchanged(model, shard)
     return _hash(b"".join(_samples_of_shard(shard) for shard in sorted(shards)))
+
+
+def _check_unchanged(model: PreTrainedModel, path: str) -> None:
+    """ValueError if the layers' weights are not those of the file, of which a row each is compared.
+
+    Skips weights without memory, and those that the file has under another name or in another kind of numbers.
+    """
+    weights = model.state_dict()
+    with safe_open(path, "pt") as file:
+        for name in file.keys():
+            here, stored = weights.get(name, weights.get(f"{model.base_model_prefix}.{name}")), file.get_slice(name)
+            if (here is None or here.is_meta or not here.is_floating_point() or here.ndim < 2 or
+                    list(here.shape) != stored.get_shape() or stored.get_dtype() not in ("F32", "F16", "BF16") or
+                    not any(part.isdecimal() for part in name.split("."))):
+                continue
+            there = stored[:1].to(here.device, here.dtype)
+            if not torch.allclose(here[:1].float(), there.float(), rtol=2**-9, atol=1e-7):  # a rounding to bfloat16
+                raise ValueError(f"{name} is not as in {path}: the model was changed after it was loaded, for example "
+                                 "by an adapter that was merged. Save it and load it again")
 
 
 def _samples_of_shard(path: str) -> bytes:

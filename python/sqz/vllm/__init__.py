@@ -13,16 +13,23 @@ import os
 
 from .options import Options
 
+_registered: Options | None = None
+
 
 def register() -> None:
-    """Makes vLLM serve from the index that SQZ_INDEX names.
+    """Makes vLLM serve from the index that SQZ_INDEX names, which is opened once in this process.
 
-    Raises sqz.Error, with what is wrong, if the index cannot be opened.
+    Twice is once. Raises sqz.Error, with what is wrong, if the index cannot be opened, and ValueError if this process
+    serves with other options already.
     """
+    global _registered
     options = Options.from_environment(os.environ)
-    if options is None:
+    if options is None or options == _registered:
         return
-    tokens = options.tokens()
+    if _registered is not None:
+        raise ValueError(f"SQZ_INDEX and its options: found {options}, but this process serves with {_registered}: "
+                         "use another process")
+    tokens = options.opened.info.tokens
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -34,3 +41,10 @@ def register() -> None:
         register_backend(AttentionBackendEnum.CUSTOM, "sqz.vllm.cuda.Backend")
     startup.check_configurations(options)
     rope.begin_at(tokens)
+    _registered = options
+
+
+def registered() -> Options:
+    """What this process serves. AssertionError if nothing is registered."""
+    assert _registered is not None
+    return _registered

@@ -12,8 +12,8 @@ import torch
 
 import sqz
 
-from . import rope
-from .options import Options
+from . import registered, rope
+from .options import Options, identity
 
 
 class Context:
@@ -22,7 +22,11 @@ class Context:
     def __init__(self, options: Options, config: Any) -> None:
         """config: vllm.config.VllmConfig of the model that is being made."""
         rank, ranks = config.parallel_config.rank, config.parallel_config.tensor_parallel_size
-        self.index = sqz.Index(options.index)
+        self.index = options.opened
+        found, expected = identity(self.index), getattr(config, "sqz_identity", None)
+        if expected not in (None, found):
+            raise ValueError(f"{options.index}: found {found}, expected {expected}: the index was replaced while vLLM "
+                             "started. Start it again")
         heads = self.index.info.kv_heads // ranks
         where: dict[str, Any] = {"kv_heads": None if ranks == 1 else (rank % ranks * heads, heads)}
         if config.device_config.device_type == "cuda":
@@ -62,9 +66,7 @@ def context() -> Context:
     if _context is None:
         from vllm.config import get_current_vllm_config
 
-        options = Options.from_environment(os.environ)
-        assert options is not None  # else nothing is registered
-        _context = Context(options, get_current_vllm_config())
+        _context = Context(registered(), get_current_vllm_config())
     return _context
 
 

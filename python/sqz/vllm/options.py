@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,10 +32,15 @@ class Options:
         return cls(index, {name: _value(environment[variable]) for name in SESSION_ARGUMENTS
                            if (variable := f"SQZ_{name.upper()}") in environment})
 
-    def tokens(self) -> int:
-        """N, the length of the fixed context."""
-        with sqz.Index(self.index) as index:
-            return int(index.info.tokens)
+    @functools.cached_property
+    def opened(self) -> sqz.Index:
+        """The index. It stays open, so that a file that takes its name meanwhile is not served."""
+        return sqz.Index(self.index)
+
+
+def identity(index: sqz.Index) -> str:
+    """What must be equal in all processes of an engine."""
+    return f"{index.info.tokens} tokens with the hash {index.info.tokens_hash}"
 
 
 def _value(text: str) -> Any:

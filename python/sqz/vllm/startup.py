@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import sqz
-from sqz.transformers.fingerprint import describe, difference, fingerprint_of, max_positions, stored_description
+from sqz.transformers.fingerprint import check_match, describe, max_positions
 
-from .options import Options
+from .options import Options, identity
 
 KV_TYPES = ("auto", "float32", "float16", "bfloat16")
 
@@ -34,12 +34,15 @@ def check_configurations(options: Options) -> None:
 
 
 def check(config: Any, options: Options, on_cpu: bool) -> None:
-    """config: a vllm.config.VllmConfig. Raises ValueError, or sqz.Error for an index that cannot be used."""
-    with sqz.Index(options.index) as index:
-        sqz.Session(index, max_tokens=1, **options.session).close()  # unknown arguments, a budget that cannot be met
-        info = index.info
-    check_same_model(config, info)
-    refuse(config, info, on_cpu)
+    """config: a vllm.config.VllmConfig, which then tells the engine's other processes which index they must find.
+
+    Raises ValueError, or sqz.Error for an index that cannot be used.
+    """
+    index = options.opened
+    sqz.Session(index, max_tokens=1, **options.session).close()  # unknown arguments, a budget that cannot be met
+    check_same_model(config, index)
+    refuse(config, index.info, on_cpu)
+    config.sqz_identity = identity(index)
 
 
 def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool) -> None:
@@ -91,9 +94,9 @@ def _of_engine(config: Any, info: sqz.IndexInfo, on_cpu: bool) -> Refusals:
     )
 
 
-def check_same_model(config: Any, info: sqz.IndexInfo) -> None:
+def check_same_model(config: Any, index: sqz.Index) -> None:
     """Raises ValueError, naming the first difference, if the index was built for another model."""
-    model = config.model_config
+    model, info = config.model_config, index.info
     if config.load_config.load_format == "dummy":  # random weights: of the right shapes, at least
         shape = (model.hf_text_config.num_hidden_layers, model.hf_text_config.num_attention_heads,
                  model.get_total_num_kv_heads(), model.get_head_size())
@@ -104,7 +107,4 @@ def check_same_model(config: Any, info: sqz.IndexInfo) -> None:
         return
     with torch.device("meta"):  # the configuration as a model, without memory
         network = AutoModelForCausalLM.from_config(model.hf_text_config)
-    found = describe(network)
-    if fingerprint_of(found) != info.model_fingerprint:
-        raise ValueError(f"{info.path}: not an index of {model.model}: "
-                         f"{difference(stored_description(info.path), found)}")
+    check_match(index, describe(network), model.model)
