@@ -17,7 +17,7 @@ PATH=$scratch/tools/bin:$PATH
 pip wheel -q "$source" --no-deps --no-build-isolation -w "$scratch" --config-settings=cmake.define.SQZ_CUDA="$cuda" \
   --config-settings=cmake.define.SQZ_WERROR="$werror" --config-settings=cmake.define.CMAKE_UNITY_BUILD=OFF
 version=$(sed -n 's/^project(sqz VERSION \([0-9.]*\).*/\1/p' "$source/CMakeLists.txt")
-wheel=$scratch/sqz-$version-py3-none-manylinux_2_34_x86_64.whl
+wheel=$scratch/sqz_attention-$version-py3-none-manylinux_2_34_x86_64.whl
 [ -e "$wheel" ] || fail "expected $(basename "$wheel"), found $(cd "$scratch"; echo *.whl)"
 auditwheel show "$wheel" >"$scratch/show"
 # What it needs is no newer than its name says, and nothing but the system's C and C++ libraries.
@@ -35,6 +35,6 @@ cd "$scratch"  # away from the checkout
 unset SQZ_LIBRARY
 "$scratch/fresh/bin/python" -c 'import sqz; print(sqz.__file__)' | grep -q "^$scratch/fresh/" || fail "another sqz is imported"
 "$scratch/fresh/bin/python" -m pytest -q -p no:cacheprovider -c /dev/null --rootdir="$source" "$source/tests/python"
-"$scratch/fresh/bin/pip" uninstall -q -y sqz
+"$scratch/fresh/bin/pip" uninstall -q -y sqz-attention
 [ -z "$(find "$scratch/fresh" -path '*/sqz*' -not -path '*/__pycache__*')" ] || fail "the wheel leaves files behind"
 grep -m 1 -A 1 "is consistent with" "$scratch/show"
