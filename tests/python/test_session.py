@@ -62,16 +62,6 @@ def test_select_is_what_is_read(made):
     assert sum(length for head in runs for _, length in head) == session.stats().keys_read
 
 
-def test_a_rank_serves_its_own_heads(heads):
-    q = queries(heads.info, 2)
-    out, lse = sqz.Session(heads, selector="dense").attend(1, q)
-    rank, own = sqz.Session(heads, selector="dense", kv_heads=(1, 1)), np.ascontiguousarray(q[:, 2:])
-    own_out, own_lse = rank.attend(1, own)
-    np.testing.assert_array_equal(own_out, out[:, 2:])
-    np.testing.assert_array_equal(own_lse, lse[:, 2:])
-    assert len(rank.select(1, own)) == 1
-
-
 def test_sliding_windows_need_positions():
     index = sqz.Index(SEEDS / "nothing_clustered.sqz")
     session = sqz.Session(index, selector="dense")

@@ -7,7 +7,6 @@ import sqz
 from conftest import queries
 
 torch = pytest.importorskip("torch")
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.float16, 2e-2), (torch.bfloat16, 5e-2)])
@@ -32,7 +31,7 @@ def test_tensors_that_cannot_be_borrowed(heads):
         session.attend(0, torch.empty(1, 4, 4, device="meta"))
 
 
-@on_a_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 def test_on_a_gpu(made):
     """Beside the CPU: on a stream of torch's, in a graph, and merged there."""
     index = sqz.Index(made)
@@ -62,16 +61,6 @@ def test_on_a_gpu(made):
         session.attend(0, q)
     session.close()
     index.unload("cuda")
-
-
-@on_a_gpu
-def test_a_rank_on_a_gpu(made):
-    index = sqz.Index(made)
-    index.upload(0, kv_heads=(1, 1))
-    q = torch.from_numpy(queries(index.info, 1))
-    whole = sqz.Session(index, keep=0.2, levels=1).select(0, q)
-    session = sqz.Session(index, keep=0.2, levels=1, device="cuda")
-    assert session.kv_heads == 1 and session.select(0, q[:, 2:].cuda()) == whole[1:]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no second GPU here")
