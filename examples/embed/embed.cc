@@ -79,15 +79,13 @@ void run(const po::variables_map& given) {
 
 int main(int argc, char** argv) {
   po::options_description known("usage: embed INDEX.sqz [OPTIONS]");
-  known.add_options()("help,h", "print this and exit")                                    //
-      ("index", po::value<std::string>()->required(), "the index; also without --index")  //
-      (
-          "capture", po::value<std::string>(),
-          "queries of all layers (HDF5); without it, those of layer 0 are numbers on standard "
-          "input")  //
-      ("budget", po::value<double>()->default_value(0.125),
-       "share of the context's bytes to read")  //
-      ("threads", po::value<int32_t>()->default_value(0), "CPU threads; 0: all cores");
+  auto add = known.add_options();
+  add("help,h", "print this and exit");
+  add("index", po::value<std::string>()->required(), "the index; also without --index");
+  add("capture", po::value<std::string>(),
+      "queries of all layers (HDF5); without it, numbers on standard input for layer 0");
+  add("budget", po::value<double>()->default_value(0.125), "share of the context's bytes to read");
+  add("threads", po::value<int32_t>()->default_value(0), "CPU threads; 0: all cores");
   po::positional_options_description position;
   position.add("index", 1);
   try {
