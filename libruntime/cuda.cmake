@@ -15,10 +15,11 @@ function(sqz_instantiate sources kernel)
 endfunction()
 
 set(SQZ_RUNTIME_CUDA_KERNELS)
-foreach(kernel batch/lookup decode/lookup decode/attend decode/classify prefill/lookup/sm80 prefill/attend/sm80)
+foreach(kernel batch/lookup decode/lookup decode/attend prefill/attend/sm80)
   list(APPEND SQZ_RUNTIME_CUDA_KERNELS ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel}/kernel.cc)
   sqz_instantiate(SQZ_RUNTIME_CUDA_KERNELS ${kernel} all)
 endforeach()
+sqz_instantiate(SQZ_RUNTIME_CUDA_KERNELS prefill/lookup/sm80 all)
 
 add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_lookup.cc
@@ -34,9 +35,10 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/product.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/queries.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/shares.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/decode/classify/weights.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/weights.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/merge_states/kernel.cu
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/lookup/sm80/choose.cu ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/attend/sm80/merge.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/common/launch_options.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/attend/sm80/merge.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/unpack_rows/kernel.cu
   ${SQZ_RUNTIME_CUDA_KERNELS})
 sqz_cuda_target(sqz_runtime_cuda "${SQZ_CUDA_ARCHITECTURES}")

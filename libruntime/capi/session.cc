@@ -149,7 +149,6 @@ sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stat
     out.bytes_dense = sum.bytes_dense;
     out.least_budget = s.plan().least_budget;
     out.route = s.route();
-    out.read_whole = sum.read_whole;
     return sqz::capi::write_struct(out, "stats", stats);
   });
 }

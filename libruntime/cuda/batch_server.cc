@@ -1,11 +1,11 @@
 #include "libruntime/cuda/batch_server.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "libruntime/cuda/call_parts.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
+#include "libruntime/kernels/cuda/prefill/common/tiles.h"
 
 namespace sqz::cuda {
 namespace {
@@ -17,9 +17,6 @@ int64_t least_requests(bool selects, bool coded) {
 }
 constexpr int64_t kMostRequests = 256;              // of a launch
 constexpr int64_t kMostBytes = int64_t{192} << 20;  // for all but the first of them
-// Numbers of requests between two powers of two have a history of their own.
-constexpr int64_t kHistories = 9;
-constexpr int64_t kLeastHistory = 65536;  // slots: of fewer a call always selects
 
 // Requests of a part, where they are cut into as few as have at most `most`, of about one size.
 int64_t part_of(int64_t requests, int64_t most) {
@@ -80,30 +77,13 @@ size_t BatchServer::lay_out(void* base) {
   lookup_.rows = layout.take<uint32_t>(lists * lookup_.mask_stride);
   lookup_.words = layout.take<uint32_t>(4 * lists * width);
   lookup_.sums = layout.take<float2>(lists * kBatchParts * kBatchRows);
-  lookup_.counts = layout.take<unsigned long long>(lists * kBatchParts);
+  lookup_.counts = layout.take<unsigned long long>(lists * (kBatchParts + 1));
   lookup_.faults = layout.take<uint32_t>(pairs);
-  if (setup_.lookups[0].rule == LookupRule::kThreshold) {
-    histories_ = layout.take<BatchHistory>(std::ssize(setup_.lookups) * kHistories);
-  } else {
+  if (setup_.lookups[0].rule == LookupRule::kBudget) {
     lookup_.scores = layout.take<float>(pairs * width);
-    lookup_.chosen = layout.take<uint32_t>(pairs * width);
-    lookup_.state = layout.take<uint2>(pairs);
+    lookup_.chosen = layout.take<uint32_t>(pairs * ((width + 31) / 32));
   }
   return layout.used();
-}
-
-// By measurements at 128K with rows of 16 bits: where tiles are small-M a lookup and what else it
-// needs take 30 to 40 us of dense attention's 150 and a key with a mask as long as one without.
-// Elsewhere they take a quarter to a third of its time, and lists of the same head are read by
-// themselves: calls of 32, 64, 128 and 256 requests take as long as dense attention where lists
-// have .63 of the keys on an H200 and .75, .55, .51 and .63 on an H100.
-uint64_t BatchServer::most_keys(const QueryBlocks& blocks, int64_t slots) const {
-  const bool small_m = prefill_small_m(shape_, blocks, setup_.device.multiprocessors);
-  const int64_t each = small_m             ? slots * 92 / 100 - 17000
-                       : blocks.count == 1 ? slots * 60 / 100
-                       : blocks.count <= 4 ? slots * 52 / 100
-                                           : slots * 62 / 100;
-  return static_cast<uint64_t>(blocks.count * int64_t{shape_.kv_heads} * each);
 }
 
 bool BatchServer::serves(const AttendCall& call, bool selects) const {
@@ -121,6 +101,7 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
   PrefillAttend attend;
   attend.shape = shape_;
   attend.keys = prefill_keys(params);
+  attend.maps = &setup_.key_maps[call.layer];
   const bool coded = params.coded.present();
   const int64_t each = part_of(call.tokens, most_);
   for (int64_t first = 0; first < call.tokens; first += each) {
@@ -144,12 +125,6 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
       batch.exact = static_cast<int32_t>(params.exact);
       batch.means = coded ? params.coded.count : 0;
       if (!coded) batch.rows = nullptr;
-      if (histories_ != nullptr && params.slots >= kLeastHistory) {
-        const int64_t size = std::bit_width(static_cast<uint64_t>(requests)) - 1;
-        batch.history = histories_ + call.layer * kHistories + std::min(size, kHistories - 1);
-        batch.most = most_keys(attend.blocks, params.slots);
-        attend.whole = &batch.history->whole;
-      }
       SQZ_RETURN_IF_ERROR(batch_lookup(batch, stream));
       attend.selected = batch.runs;
       attend.masks = batch.masks;

@@ -30,8 +30,6 @@ class BatchServer {
   size_t lay_out(void* base);
   // How `requests` of them are cut into lists.
   QueryBlocks blocks_of(int64_t requests, bool selects) const;
-  // Keys of all lists of those blocks; with more it is faster to read everything.
-  uint64_t most_keys(const QueryBlocks& blocks, int64_t slots) const;
 
   ServerSetup setup_;
   PrefillShape shape_;
@@ -39,7 +37,6 @@ class BatchServer {
   int64_t most_ = 1;  // requests of a launch
   DeviceMemory memory_;
   BatchLookup lookup_;
-  BatchHistory* histories_ = nullptr;  // [layers, kHistories]; null: the rule kBudget
   std::byte* workspace_ = nullptr;
   int64_t workspace_bytes_ = 0;
 };

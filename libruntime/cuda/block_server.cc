@@ -1,7 +1,6 @@
 #include "libruntime/cuda/block_server.h"
 
 #include <algorithm>
-#include <numbers>
 
 #include "libruntime/cuda/bucket_lookup.h"
 #include "libruntime/cuda/call_parts.h"
@@ -14,7 +13,14 @@ namespace {
 
 // Of what grows with the blocks of a chunk.
 constexpr int64_t kSm80Bytes = int64_t{64} << 20, kSm90Bytes = int64_t{512} << 20;
-constexpr int64_t kPieceQueries = 256;  // whose parts a block of threads adds up, or more
+
+// Whether each request has one token.
+bool is_single(const AttendCall& call) {
+  for (int64_t r = 0; r < call.request_count(); ++r) {
+    if (call.request_tokens(r) > 1) return false;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -41,74 +47,56 @@ BlockServer::BlockServer(const ServerSetup& setup)
 Status BlockServer::allocate() {
   const int64_t usual = chunks_.usual(setup_.max_tokens);
   SQZ_RETURN_IF_ERROR(take_chunk(sm80_.memory, kSm80Bytes, usual, sm80_.blocks,
-                                 [&](void* base) { return lay_out_sm80(base); }));
+                                 [&](void* base) { return lay_out(false, base); }));
   if (wanted_ != nullptr) {
     SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, kScopes, wanted_));
   }
+  if (setup_.max_request_tokens == 1) return {};
   if (setup_.index->metadata().rows != RowKind::k16) {
     SQZ_RETURN_IF_ERROR(
         take_memory(unpacked_memory_, [&](void* base) { return lay_out_unpacked(base); }));
   }
-  if (!setup_.device.has_wgmma() || setup_.max_request_tokens == 1) return {};
+  if (!setup_.device.has_wgmma()) return {};
+  level_maps_.resize(setup_.lookups.size() * kMostLevels);
   // Of other selectors the sm80 lookups find what is read.
   const bool finds = setup_.clusters || !setup_.blocks_look_up;
   return take_chunk(sm90_.memory, kSm90Bytes, finds ? usual : std::min(usual, sm80_.blocks),
-                    sm90_.blocks, [&](void* base) { return lay_out_sm90(base); });
+                    sm90_.blocks, [&](void* base) { return lay_out(true, base); });
 }
 
-size_t BlockServer::lay_out_sm80(void* base) {
-  const ModelDescription& model = setup_.model();
-  const int64_t pairs = sm80_.blocks * model.kv_heads;
-  Layout layout(base);
-  partials_ = layout.take<float>(static_cast<int64_t>(
-      sm80_attend_workspace(setup_.device.multiprocessors, static_cast<int>(model.head_dim)) /
-      sizeof(float)));
-  if (width_ == 0) return layout.used();
-  const int64_t block_tokens = chunks_.block_tokens(setup_.max_tokens);
-  const int64_t tokens = std::min(setup_.max_tokens, sm80_.blocks * block_tokens);
-  if (setup_.lookups[0].pages) {
-    const int64_t queries = block_tokens * model.group_size();
-    lookup_.pieces = static_cast<int32_t>(std::clamp<int64_t>(queries / kPieceQueries, 1, 16));
-    lookup_.parts = layout.take<float>(pairs * lookup_.pieces * 2 * model.head_dim);
-  } else if (setup_.buckets == nullptr) {
-    lookup_.sums = layout.take<float2>(tokens * model.query_heads * kSm80Parts);
-    lookup_.lse = layout.take<float>(tokens * model.query_heads);
-  }
-  lookup_.scores = layout.take<float>(pairs * width_);
-  lookup_.chosen = layout.take<uint32_t>(pairs * width_);
-  lookup_.state = layout.take<uint2>(pairs);
-  lookup_.faults = layout.take<uint32_t>(pairs);
-  lookup_.token.alive = layout.take<uint32_t>(pairs * 2 * width_);
-  sm80_.table = layout.take<int2>(sm80_.blocks);
-  wanted_ = layout.take<uint32_t>(kScopes * std::ssize(setup_.lookups) * model.kv_heads);
-  uncounted_ = layout.take<unsigned long long>(3);
-  // Lists have an entry beyond their last run, which is read with them.
-  lists_.capacity = run_capacity(width_);
-  lists_.mark_capacity = (slots_ + kMarkKeys - 1) / kMarkKeys;
-  lists_.lay_out(layout, pairs);
-  return layout.used();
-}
-
-size_t BlockServer::lay_out_sm90(void* base) {
+size_t BlockServer::lay_out(bool sm90, void* base) {
   const int64_t heads = setup_.model().kv_heads;
   const int multiprocessors = setup_.device.multiprocessors;
   const auto tokens = static_cast<int32_t>(setup_.max_tokens);
-  const QueryBlocks all = {tokens, 1, tokens, nullptr};
-  const QueryBlocks chunk = {tokens, static_cast<int32_t>(sm90_.blocks),
-                             static_cast<int32_t>(chunks_.block_tokens(tokens)), nullptr};
+  Chunk& to = sm90 ? sm90_ : sm80_;
+  const auto block_tokens = static_cast<int32_t>(chunks_.block_tokens(tokens));
+  QueryBlocks chunk = {tokens, static_cast<int32_t>(to.blocks), block_tokens, nullptr};
   Layout layout(base);
-  attend_bytes_ = std::max(prefill_attend_workspace(shape_, all, multiprocessors),
-                           prefill_attend_workspace(shape_, chunk, multiprocessors));
-  attend_memory_ = layout.take<std::byte>(attend_bytes_);
-  if (width_ == 0) return layout.used();
-  sm90_.table = layout.take<int2>(sm90_.blocks);
-  if (!setup_.clusters) return layout.used();
-  lookup_bytes_ = prefill_lookup_workspace(shape_, chunk, static_cast<int32_t>(width_));
-  lookup_memory_ = layout.take<std::byte>(lookup_bytes_);
-  for (RunLists& to : level_lists_) {
-    to.capacity = (width_ + 1) / 2;
-    to.lay_out(layout, sm90_.blocks * heads);
+  if (sm90) {
+    const QueryBlocks all = {tokens, 1, tokens, nullptr};
+    attend_bytes_ = std::max(prefill_attend_workspace(shape_, all, multiprocessors),
+                             prefill_attend_workspace(shape_, chunk, multiprocessors));
+    attend_memory_ = layout.take<std::byte>(attend_bytes_);
+  } else {
+    partials_ = layout.take<float>(
+        static_cast<int64_t>(sm80_attend_workspace(multiprocessors, shape_.dim) / sizeof(float)));
+    chunk.tokens = static_cast<int32_t>(std::min<int64_t>(tokens, to.blocks * block_tokens));
   }
+  if (width_ == 0) return layout.used();
+  to.table = layout.take<int2>(to.blocks);
+  if (sm90 && !setup_.clusters) return layout.used();
+  const int64_t pairs = to.blocks * heads;
+  to.lookup_bytes =
+      setup_.buckets != nullptr
+          ? pairs * width_ * static_cast<int64_t>(sizeof(float))
+          : prefill_lookup_workspace(shape_, chunk, static_cast<int32_t>(width_), sm90);
+  to.lookup = layout.take<std::byte>(to.lookup_bytes);
+  for (RunLists& lists : to.lists) {
+    lists.capacity = (width_ + 1) / 2;
+    lists.mark_capacity = sm90 ? 0 : (slots_ + kMarkKeys - 1) / kMarkKeys;
+    lists.lay_out(layout, pairs);
+  }
+  if (!sm90) wanted_ = layout.take<uint32_t>(kScopes * std::ssize(setup_.lookups) * heads);
   return layout.used();
 }
 
@@ -129,58 +117,37 @@ size_t BlockServer::lay_out_unpacked(void* base) {
 
 Result<RunLists> BlockServer::look_up(const AttendCall& call, const BlockChunk& chunk, bool sm90,
                                       unsigned long long* counters) {
-  if (sm90 && setup_.clusters) return look_up_sm90(call, chunk, counters);
-  Sm80Lookup lookup = lookup_;
-  lookup.token = setup_.lookups[static_cast<size_t>(call.layer)];
-  LookupParams& params = lookup.token;
-  params.q = rows_from(call, setup_.model(), chunk.first).q;
-  params.q_dtype = call.dtype;
-  params.width = width_;
-  params.alive = lookup_.token.alive;
-  params.lists = lists_;
-  params.counters = counters;
-  lookup.block = params;
-  for (int scope = 0; scope < kScopes; ++scope) {
-    LookupParams& to = scope == 0 ? lookup.token : lookup.block;
-    // Selectors of pages and buckets count, and have none.
-    for (int k = 0; k < setup_.plan->levels; ++k) {
-      to.level[k].threshold =
-          setup_.plan->log_thresholds[scope][k] * static_cast<float>(std::numbers::log2e);
-    }
-    to.wanted = wanted_of(scope, call.layer);
-  }
-  lookup.blocks = chunk.blocks;
-  SQZ_RETURN_IF_ERROR(setup_.buckets != nullptr
-                          ? setup_.buckets->look_up_blocks(call, chunk, lookup)
-                          : sm80_lookup(lookup, static_cast<cudaStream_t>(call.stream)));
-  return lists_;
-}
-
-Result<RunLists> BlockServer::look_up_sm90(const AttendCall& call, const BlockChunk& chunk,
-                                           unsigned long long* counters) {
+  const bool hopper = sm90 && setup_.clusters;
+  const Chunk& memory = hopper ? sm90_ : sm80_;
   const LookupParams& levels = setup_.lookups[static_cast<size_t>(call.layer)];
   PrefillLookup lookup;
   lookup.shape = shape_;
   lookup.blocks = chunk.blocks;
   lookup.queries = rows_from(call, setup_.model(), chunk.first).q;
+  lookup.q_dtype = call.dtype;
   lookup.counters = counters;
   for (int k = 0; k < levels.levels; ++k) {
     const LookupLevel& from = levels.level[k];
     PrefillLevel& to = lookup.level;
     to = {.centroids = from.centroids,
+          .greatest = from.greatest,
           .offsets = from.offsets,
           .sizes = from.sizes,
           .clusters = from.clusters,
           .finest = k + 1 == levels.levels};
+    if (hopper) to.maps = &level_maps_[static_cast<size_t>(call.layer * kMostLevels + k)];
     for (int scope = 0; scope < kScopes; ++scope) {
-      to.log_threshold[scope] = setup_.plan->log_thresholds[scope][k];
-      if (!setup_.plan->head_keep.empty()) to.wanted[scope] = wanted_of(scope, call.layer);
+      // Pages and buckets are counted, and have no thresholds.
+      if (k < setup_.plan->levels) to.log_threshold[scope] = setup_.plan->log_thresholds[scope][k];
+      if (levels.rule == LookupRule::kBudget) to.wanted[scope] = wanted_of(scope, call.layer);
     }
     lookup.alive = lookup.chosen;  // of the level before; at the first one all
-    lookup.chosen = level_lists_[k % 2];
-    SQZ_RETURN_IF_ERROR(prefill_lookup(lookup, lookup_memory_, lookup_bytes_,
-                                       setup_.device.multiprocessors,
-                                       static_cast<cudaStream_t>(call.stream)));
+    lookup.chosen = memory.lists[k % 2];
+    SQZ_RETURN_IF_ERROR(
+        setup_.buckets != nullptr
+            ? setup_.buckets->look_up(call, chunk, lookup, reinterpret_cast<float*>(memory.lookup))
+            : prefill_lookup(lookup, memory.lookup, memory.lookup_bytes, setup_.device, hopper,
+                             static_cast<cudaStream_t>(call.stream)));
   }
   return lookup.chosen;
 }
@@ -195,7 +162,10 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
                            bool sm90, unsigned long long* counters) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const Chunk& memory = sm90 ? sm90_ : sm80_;
-  const bool coded = params.coded.present();
+  // Single tokens read their own lists as decoding does, and codes as they are.
+  const bool single = looks_up && !sm90 && is_single(call);
+  const bool coded = params.coded.present() && !single;
+  const int64_t most = single ? kMostPairs / shape_.kv_heads : memory.blocks;
   AttendParams own = params;  // as attention reads it: no rows of codes
   if (coded) {
     SQZ_RETURN_IF_ERROR(forget_rows(params, unpacked_, stream));
@@ -224,7 +194,7 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
   }
   for (size_t begin = 0; begin < chunks_.size();) {
     SQZ_ASSIGN_OR_RETURN(const BlockChunk chunk,
-                         chunks_.next(begin, memory.blocks, memory.table, stream));
+                         chunks_.next(begin, std::min(most, memory.blocks), memory.table, stream));
     const CallRows rows = rows_from(call, setup_.model(), chunk.first);
     own.q = rows.q;
     own.out = rows.out;
@@ -233,34 +203,32 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
       SQZ_ASSIGN_OR_RETURN(own.lists, look_up(call, chunk, sm90, counters));
       SQZ_RETURN_IF_ERROR(unpack(chunk.blocks.count, counters + 2));
     }
-    SQZ_RETURN_IF_ERROR(sm90 ? attend_sm90(own, chunk.blocks, stream)
-                             : attend_sm80(own, chunk.blocks, stream));
+    if (single) {
+      own.requests = chunk.blocks.count;
+      own.after_lookup = false;
+      SQZ_RETURN_IF_ERROR(decode_attend(own, stream));
+    } else if (sm90) {
+      SQZ_RETURN_IF_ERROR(attend_sm90(own, chunk.blocks, &setup_.key_maps[call.layer], stream));
+    } else {
+      SQZ_RETURN_IF_ERROR(sm80_attend({own, chunk.blocks, partials_}, stream));
+    }
   }
   return {};
 }
 
 Status BlockServer::attend_sm90(const AttendParams& params, const QueryBlocks& blocks,
-                                cudaStream_t stream) const {
+                                KeyMaps* maps, cudaStream_t stream) const {
   PrefillAttend attend;
   attend.shape = shape_;
   attend.blocks = blocks;
   attend.keys = prefill_keys(params);
+  attend.maps = maps;
   attend.selected = params.lists;
   attend.queries = params.q;
   attend.out = params.out;
   attend.lse = params.lse;
   return prefill_attend(attend, attend_memory_, attend_bytes_, setup_.device.multiprocessors,
                         stream);
-}
-
-Status BlockServer::attend_sm80(const AttendParams& params, const QueryBlocks& blocks,
-                                cudaStream_t stream) const {
-  Sm80Attend attend = {params, blocks, partials_};
-  const bool single = blocks.block_tokens == 1 && blocks.count * params.kv_heads <= kMostPairs;
-  if (!single) return sm80_attend(attend, stream);
-  attend.params.requests = blocks.count;
-  attend.params.after_lookup = false;
-  return decode_attend(attend.params, stream);
 }
 
 // ---- Selections.
@@ -273,7 +241,7 @@ Result<RunLists> BlockServer::select(const AttendCall& call, bool sm90) {
   SQZ_ASSIGN_OR_RETURN(
       const BlockChunk chunk,
       chunks_.next(begin, memory.blocks, memory.table, static_cast<cudaStream_t>(call.stream)));
-  return look_up(call, chunk, sm90, uncounted_);
+  return look_up(call, chunk, sm90, nullptr);
 }
 
 }  // namespace sqz::cuda

@@ -1,8 +1,8 @@
-// Calls with several query tokens a request: cut into blocks that share a selection, as the CPU
-// backend does, and into chunks of them, with the memory for it. The kernels for Hopper
-// (prefill/*/sm90) serve what they can; the sm80 ones serve on other GPUs and what is left, and
-// look up for the selectors quest and saap in any case. Rows of codes that a call reads are
-// unpacked to 16 bits first.
+// Calls with several query tokens a request, and single tokens whose selection decode_lookup() does
+// not make: cut into blocks that share a selection, as the CPU backend does, and into chunks of
+// them, with the memory for it. The kernels for Hopper (prefill/*/sm90) serve what they can; the
+// sm80 ones serve on other GPUs and what is left, and look up for the selectors quest and saap in
+// any case. Rows of codes that a prompt reads are unpacked to 16 bits first.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 #include "libruntime/cuda/block_chunks.h"
 #include "libruntime/cuda/server_setup.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.h"
-#include "libruntime/kernels/cuda/prefill/lookup/sm80/kernel.h"
+#include "libruntime/kernels/cuda/prefill/common/tiles.h"
 #include "libruntime/kernels/cuda/prefill/unpack_rows/kernel.h"
 
 namespace sqz::cuda {
@@ -38,22 +38,20 @@ class BlockServer {
   struct Chunk {
     DeviceMemory memory;
     int64_t blocks = 1;
-    int2* table = nullptr;  // [blocks]
+    int2* table = nullptr;        // [blocks]
+    std::byte* lookup = nullptr;  // workspace; null: it looks nothing up
+    int64_t lookup_bytes = 0;
+    RunLists lists[2];  // of the levels in turn
   };
 
   explicit BlockServer(const ServerSetup& setup);
   Status allocate();
-  size_t lay_out_sm80(void* base);
-  size_t lay_out_sm90(void* base);
+  size_t lay_out(bool sm90, void* base);
   size_t lay_out_unpacked(void* base);
   // Lists of pairs; they stay until the next call.
   Result<RunLists> look_up(const AttendCall& call, const BlockChunk& chunk, bool sm90,
                            unsigned long long* counters);
-  Result<RunLists> look_up_sm90(const AttendCall& call, const BlockChunk& chunk,
-                                unsigned long long* counters);
-  Status attend_sm90(const AttendParams& params, const QueryBlocks& blocks,
-                     cudaStream_t stream) const;
-  Status attend_sm80(const AttendParams& params, const QueryBlocks& blocks,
+  Status attend_sm90(const AttendParams& params, const QueryBlocks& blocks, KeyMaps* maps,
                      cudaStream_t stream) const;
   const uint32_t* wanted_of(int scope, int64_t layer) const {
     return wanted_ + (scope * std::ssize(setup_.lookups) + layer) * setup_.model().kv_heads;
@@ -64,17 +62,12 @@ class BlockServer {
   BlockChunks chunks_;
   int64_t width_ = 0, slots_ = 0;  // most clusters of a level, most slots
 
-  Chunk sm80_;
-  uint32_t* wanted_ = nullptr;               // [scopes, layers, Hkv]
-  unsigned long long* uncounted_ = nullptr;  // [3] what select() counts
-  RunLists lists_;
-  Sm80Lookup lookup_;  // the workspace of it
-  float* partials_ = nullptr;
-
-  Chunk sm90_;
-  RunLists level_lists_[2];  // of the levels in turn
-  std::byte *lookup_memory_ = nullptr, *attend_memory_ = nullptr;
-  int64_t lookup_bytes_ = 0, attend_bytes_ = 0;
+  Chunk sm80_, sm90_;
+  uint32_t* wanted_ = nullptr;          // [scopes, layers, Hkv]
+  float* partials_ = nullptr;           // workspace of the sm80 attention,
+  std::byte* attend_memory_ = nullptr;  // and of the other
+  int64_t attend_bytes_ = 0;
+  std::vector<LevelMaps> level_maps_;  // [layers, kMostLevels]
 
   // Of the layer that is served, where it has rows of codes: [Hkv, M, d].
   DeviceMemory unpacked_memory_;

@@ -16,45 +16,29 @@ constexpr int64_t kStretchBytes = int64_t{128} << 20;
 BucketLookup::BucketLookup(const ServerSetup& setup)
     : setup_(setup), rope_(setup.model().rope, setup.model().head_dim) {}
 
-Result<std::unique_ptr<BucketLookup>> BucketLookup::create(const ServerSetup& setup, bool blocks) {
+Result<std::unique_ptr<BucketLookup>> BucketLookup::create(const ServerSetup& setup) {
   std::unique_ptr<BucketLookup> out(new BucketLookup(setup));
-  for (int64_t l = 0; l < std::ssize(setup.lookups); ++l) {
-    const DeviceLayer& layer = setup.uploaded->layer(l);
-    ClassifyParams params;
-    params.lookup = setup.lookups[static_cast<size_t>(l)];
-    params.network = layer.classifier;
-    if (params.lookup.levels == 0 || layer.buckets == 0) continue;
-    SQZ_ASSIGN_OR_RETURN(out->plan_, plan_classify(params));
-    break;  // layers that select have the same shape
-  }
   const std::vector<float>& frequencies = out->rope_.frequencies();
   SQZ_RETURN_IF_ERROR(out->frequencies_.reserve(frequencies.size() * sizeof(float)));
   SQZ_RETURN_IF_ERROR(write_device(static_cast<float*>(out->frequencies_.data()), frequencies));
-  const auto scratch = static_cast<size_t>(out->plan_.scratch);
-  SQZ_RETURN_IF_ERROR(out->scratch_.reserve(scratch));
-  SQZ_RETURN_IF_ERROR(zero_memory(out->scratch_.data(), scratch));
-  if (blocks || !out->fits()) SQZ_RETURN_IF_ERROR(out->allocate_blocks());
+  for (int64_t l = 0; l < std::ssize(setup.lookups); ++l) {
+    const LookupParams& lookup = setup.lookups[static_cast<size_t>(l)];
+    if (lookup.levels == 0) continue;
+    out->hidden_ = std::max<int64_t>(out->hidden_, setup.uploaded->layer(l).classifier.hidden);
+    out->buckets_ = std::max<int64_t>(out->buckets_, lookup.level[0].clusters);
+  }
+  // Whole tiles of rows, whatever the group, tell what a token takes.
+  out->tokens_ = kProductTile;
+  const int64_t each = static_cast<int64_t>(out->lay_out(nullptr)) / kProductTile;
+  const auto room = std::clamp<int64_t>(kStretchBytes / each, 1, kClassifyTokens);
+  // Powers of two fill tiles.
+  out->tokens_ =
+      std::min(static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(room))), setup.max_tokens);
+  SQZ_RETURN_IF_ERROR(take_memory(out->memory_, [&](void* base) { return out->lay_out(base); }));
   return out;
 }
 
-Status BucketLookup::allocate_blocks() {
-  for (int64_t l = 0; l < std::ssize(setup_.lookups); ++l) {
-    const LookupParams& lookup = setup_.lookups[static_cast<size_t>(l)];
-    if (lookup.levels == 0) continue;
-    hidden_ = std::max<int64_t>(hidden_, setup_.uploaded->layer(l).classifier.hidden);
-    buckets_ = std::max<int64_t>(buckets_, lookup.level[0].clusters);
-  }
-  // Whole tiles of rows, whatever the group, tell what a token takes.
-  tokens_ = kProductTile;
-  const int64_t each = static_cast<int64_t>(lay_out_blocks(nullptr)) / kProductTile;
-  const auto room = std::clamp<int64_t>(kStretchBytes / each, 1, kClassifyTokens);
-  // Powers of two fill tiles.
-  tokens_ = std::min(static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(room))),
-                     setup_.max_tokens);
-  return take_memory(memory_, [&](void* base) { return lay_out_blocks(base); });
-}
-
-size_t BucketLookup::lay_out_blocks(void* base) {
+size_t BucketLookup::lay_out(void* base) {
   const int64_t heads = setup_.model().kv_heads;
   const int64_t rows = classify_rows(tokens_, setup_.model().group_size());
   Layout layout(base);
@@ -79,34 +63,16 @@ Status BucketLookup::check(const AttendCall& call) {
           "looks at queries before RoPE"};
 }
 
-const void* BucketLookup::before_rope(const AttendCall& call, int64_t first) const {
-  return static_cast<const std::byte*>(call.q_before_rope) + row_bytes(call, setup_.model(), first);
-}
-
-Status BucketLookup::look_up(const AttendCall& call, int64_t first,
-                             const LookupParams& lookup) const {
-  ClassifyParams params;
-  params.lookup = lookup;
-  params.network = setup_.uploaded->layer(call.layer).classifier;
-  if (call.q_before_rope != nullptr) {
-    params.lookup.q = before_rope(call, first);
-  } else {
-    params.frequencies = static_cast<const float*>(frequencies_.data());
-    params.shrink = rope_.shrink();
-    std::transform(call.positions + first, call.positions + first + lookup.requests,
-                   params.positions, [](int64_t position) { return static_cast<float>(position); });
-  }
-  params.scratch = scratch_.data();
-  return decode_classify(params, plan_, static_cast<cudaStream_t>(call.stream));
-}
-
-Status BucketLookup::look_up_blocks(const AttendCall& call, const BlockChunk& chunk,
-                                    const Sm80Lookup& lookup) const {
+Status BucketLookup::look_up(const AttendCall& call, const BlockChunk& chunk,
+                             const PrefillLookup& lookup, float* scores) const {
   BlockClassify classify;
   classify.lookup = lookup;
+  classify.device = setup_.device;
+  classify.scores = scores;
   classify.network = setup_.uploaded->layer(call.layer).classifier;
   if (call.q_before_rope != nullptr) {
-    classify.lookup.token.q = before_rope(call, chunk.first);
+    classify.lookup.queries = static_cast<const std::byte*>(call.q_before_rope) +
+                              row_bytes(call, setup_.model(), chunk.first);
   } else {
     classify.frequencies = static_cast<const float*>(frequencies_.data());
     classify.shrink = rope_.shrink();

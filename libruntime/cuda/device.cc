@@ -12,8 +12,6 @@
 namespace sqz::cuda {
 namespace {
 
-std::atomic<int32_t> pretended = 0;
-
 // Bytes of shared memory that a block may have, by compute capability.
 int32_t block_shared_of(int32_t capability) {
   if (capability == 80 || capability == 87) return 163 << 10;
@@ -110,28 +108,27 @@ Result<Device> read_device(int gpu) {
   SQZ_RETURN_IF_ERROR(attribute(cudaDevAttrMultiProcessorCount, device.multiprocessors));
   SQZ_RETURN_IF_ERROR(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device.block_shared));
   device.capability = device.capability * 10 + minor;
-  if (const int32_t capability = pretended; capability != 0) {
-    device.capability = capability;
-    device.block_shared = std::min(device.block_shared, block_shared_of(capability));
+  if (pretended_capability != nullptr && pretended_capability() != 0) {
+    device.capability = pretended_capability();
+    device.block_shared = std::min(device.block_shared, block_shared_of(device.capability));
   }
   SQZ_ASSIGN_OR_RETURN(const int32_t compiled, compiled_for(device.capability));
   device.compiled = std::min(device.capability, compiled);
   return device;
 }
 
-void pretend_capability(int32_t capability) {
-  pretended = capability;
-}
-
 CurrentDevice::CurrentDevice(int gpu) {
   const CUcontext context = primary_context(gpu);
   pushed_ = context != nullptr && driver().push(context) == CUDA_SUCCESS;
-  if (pushed_) return;
-  forget(cudaGetDevice(&before_));
-  forget(cudaSetDevice(gpu));
+  if (!pushed_) {
+    forget(cudaGetDevice(&before_));
+    forget(cudaSetDevice(gpu));
+  }
+  forget(cudaThreadExchangeStreamCaptureMode(&mode_));
 }
 
 CurrentDevice::~CurrentDevice() {
+  forget(cudaThreadExchangeStreamCaptureMode(&mode_));
   CUcontext popped = nullptr;
   if (pushed_) {
     driver().pop(&popped);
@@ -165,12 +162,16 @@ Result<size_t> DeviceMemory::available() const {
 }
 
 Status zero_memory(void* data, size_t bytes) {
-  return bytes == 0 ? Status() : cuda_status(cudaMemset(data, 0, bytes), "cudaMemset");
+  if (bytes == 0) return {};
+  SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(data, 0, bytes, cudaStreamPerThread));
+  return cuda_status(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
 }
 
 Status copy_memory(void* to, const void* from, size_t bytes) {
-  return bytes == 0 ? Status()
-                    : cuda_status(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  if (bytes == 0) return {};
+  SQZ_RETURN_IF_CUDA_ERROR(
+      cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, cudaStreamPerThread));
+  return cuda_status(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
 }
 
 Stream::~Stream() {

@@ -51,12 +51,15 @@ struct Device {
 // kUnsupported if this program has no kernels for the GPU. `gpu` is one that check_probe() accepts.
 Result<Device> read_device(int gpu);
 
-// From here on read_device() finds a GPU of this compute capability, with the shared memory of one;
-// 0: what there is. Tests and benchmarks serve from a large GPU as from a smaller one.
-void pretend_capability(int32_t capability);
+// A program that is linked with this library may define this function: read_device() then finds a
+// GPU of the compute capability that it returns, with the shared memory of one. 0 means the real
+// one. Tests and benchmarks use it to serve from a large GPU as from a smaller one. The library
+// itself does not define it.
+__attribute__((weak)) int32_t pretended_capability();
 
 // Makes a device current for a scope: its primary context, which CUDA's runtime and PyTorch use.
-// The thread has the context that it had before, or none, afterwards.
+// The thread has the context that it had before, or none, afterwards. Within the scope the thread
+// may allocate and wait although another thread captures a graph (relaxed capture mode).
 class CurrentDevice {
  public:
   explicit CurrentDevice(int gpu);
@@ -67,6 +70,7 @@ class CurrentDevice {
  private:
   int before_ = 0;
   bool pushed_ = false;
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
 // One block of device memory that grows and is kept between uses.
@@ -107,8 +111,9 @@ class Layout {
   size_t used_ = 0;
 };
 
+// Both work on the thread's own stream and wait for it: other streams go on, and may be captured.
 Status zero_memory(void* data, size_t bytes);
-// Between device and host memory, either way; waits.
+// Between device and host memory, either way.
 Status copy_memory(void* to, const void* from, size_t bytes);
 template <class T>
 Status write_device(T* to, const std::vector<T>& from) {

@@ -8,7 +8,7 @@
 
 #include "libruntime/cuda/backend.h"
 #include "libruntime/cuda/upload.h"
-#include "libruntime/kernels/cuda/decode/classify/weights.h"
+#include "libruntime/kernels/cuda/prefill/classify/weights.h"
 
 namespace sqz::cuda {
 

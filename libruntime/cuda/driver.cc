@@ -1,5 +1,7 @@
 #include "libruntime/cuda/driver.h"
 
+#include <atomic>
+
 #include "libruntime/cuda/cuda_status.h"
 
 namespace sqz::cuda {
@@ -8,20 +10,25 @@ Status detail::find_driver_function(const char* name, void** function) {
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
   SQZ_RETURN_IF_CUDA_ERROR(
-      cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, &found));
+      cudaGetDriverEntryPointByVersion(name, function, 12010, cudaEnableDefault, &found));
 #else
   SQZ_RETURN_IF_CUDA_ERROR(cudaGetDriverEntryPoint(name, function, cudaEnableDefault, &found));
 #endif
   if (found == cudaDriverEntryPointSuccess && *function != nullptr) return {};
-  return {Code::kUnsupported,
-          concat("the CUDA driver has no ", name, ": a driver for CUDA 12.0 or newer is needed")};
+  return {Code::kUnsupported, concat("the CUDA driver has no ", name,
+                                     ": a driver for CUDA 12.1 or newer is needed, because kernels "
+                                     "take more than 4 KB of parameters")};
 }
 
 // Elements are copied as they are, so that one type stands for bf16 and f16.
 Status encode_tensor_map(CUtensorMap& map, const void* data, uint32_t rank, const uint64_t* sizes,
                          const uint64_t* strides, const uint32_t* box, uint32_t row_bytes) {
-  decltype(&cuTensorMapEncodeTiled) encode = nullptr;
-  SQZ_RETURN_IF_ERROR(find_driver_function("cuTensorMapEncodeTiled", encode));
+  static std::atomic<decltype(&cuTensorMapEncodeTiled)> found = nullptr;  // looked up once
+  decltype(&cuTensorMapEncodeTiled) encode = found;
+  if (encode == nullptr) {
+    SQZ_RETURN_IF_ERROR(find_driver_function("cuTensorMapEncodeTiled", encode));
+    found = encode;
+  }
   const uint32_t steps[5] = {1, 1, 1, 1, 1};
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, const_cast<void*>(data), sizes, strides,

@@ -25,6 +25,7 @@ struct ServerSetup {
   bool clusters = false;                  // are looked up: the selector squeezed selects
   bool blocks_look_up = false;            // blocks of tokens do, of clusters, pages or buckets
   const BucketLookup* buckets = nullptr;  // of the selector saap; else null
+  KeyMaps* key_maps = nullptr;            // [layers]
   int64_t block = 0;                      // tokens that share a selection; 0 = all of a request
   int64_t max_tokens = 0;                 // of a call
   int64_t max_request_tokens = 0;         // of one of its requests

@@ -21,13 +21,13 @@ bool has_blocks(const AttendCall& call) {
 
 CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   const bool selecting = selects(call.layer), looks_up = selecting && static_ == nullptr;
-  if (selecting && is_saap() && !buckets_->fits()) return Route::kPrefillSm80;
   if (blocks_ != nullptr && has_blocks(call)) {
     return blocks_->takes_sm90(call) ? Route::kPrefillSm90 : Route::kPrefillSm80;
   }
   if (batch_ != nullptr && selecting == looks_up && batch_->serves(call, looks_up)) {
     return Route::kBatch;
   }
+  if (looks_up && decoded_ == 0) return Route::kPrefillSm80;
   return Route::kDecode;
 }
 
@@ -39,7 +39,7 @@ Status CudaSession::check_call(const AttendCall& call) const {
     SQZ_RETURN_IF_ERROR(BucketLookup::check(call));
   }
   if (is_coded(call.layer)) return {};
-  if (blocks_ != nullptr || !has_blocks(call)) return {};
+  if (max_request_tokens_ > 1 || !has_blocks(call)) return {};
   // What is read without a lookup is the same for every token.
   if (!selects(call.layer) || static_ != nullptr) return {};
   return unsupported_on_gpu("found a request with several query tokens",
@@ -57,7 +57,6 @@ LookupParams CudaSession::lookup_params(const AttendCall& call, int64_t first,
 
 Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t requests) {
   const LookupParams params = lookup_params(call, first, requests);
-  if (buckets_ != nullptr) return buckets_->look_up(call, first, params);
   const int team = team_sizes_.of(static_cast<int>(requests * params.kv_heads));
   return decode_lookup(params, team, static_cast<cudaStream_t>(call.stream));
 }
@@ -130,8 +129,9 @@ Status CudaSession::attend(const AttendCall& call) {
     case Route::kDecode:
       route_ = "decode";
   }
-  for (int64_t first = 0; first < call.tokens; first += chunk_) {
-    const int64_t requests = std::min(chunk_, call.tokens - first);
+  const int64_t most = looks_up ? decoded_ : chunk_;
+  for (int64_t first = 0; first < call.tokens; first += most) {
+    const int64_t requests = std::min(most, call.tokens - first);
     if (looks_up) SQZ_RETURN_IF_ERROR(look_up(call, first, requests));
     SQZ_RETURN_IF_ERROR(decode_attend(attend_params(call, first, requests),
                                       static_cast<cudaStream_t>(call.stream)));
@@ -197,7 +197,6 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
 
 Result<Counters> CudaSession::totals(int64_t layer) {
   const CurrentDevice current(device());
-  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   std::vector<DeviceCounters> found(lookups_.size());
   SQZ_RETURN_IF_ERROR(read_back(counters_, found));
   Counters sum;
@@ -223,17 +222,13 @@ Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) co
   }
   out.bytes_read = (2 * heads * (exact - skipped) + found.vectors) * row +
                    out.keys_read * static_cast<uint64_t>(view.slot_bytes());
-  out.read_whole = found.whole;
   out.bytes_dense = 2 * (out.keys_possible + heads * exact) * row;
   return out;
 }
 
 Status CudaSession::clear_totals() {
   const CurrentDevice current(device());
-  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
-  SQZ_RETURN_IF_CUDA_ERROR(cudaMemset(counters_, 0, sizeof(DeviceCounters) * lookups_.size()));
-  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
-  return {};
+  return zero_memory(counters_, sizeof(DeviceCounters) * lookups_.size());
 }
 
 }  // namespace sqz::cuda

@@ -1,6 +1,7 @@
 // A session that serves from a GPU: plans on the host, everything else on the caller's stream. All
 // memory is taken when it is created; a call puts its kernels on the stream and returns. There are
-// one or two for a decoded token, and more for a prompt.
+// one or two for a decoded token, and more for a prompt. Its memory may be freed while work that
+// uses it is under way: that waits.
 #pragma once
 
 #include <memory>
@@ -20,7 +21,6 @@ class CudaSession final : public ServingSession {
   static Result<std::unique_ptr<CudaSession>> create(std::shared_ptr<const ServedIndex> index,
                                                      std::shared_ptr<DeviceIndex> uploaded,
                                                      const SessionOptions& options);
-  ~CudaSession() override;
 
   Status attend(const AttendCall& call) override;
   // Waits for the GPU.
@@ -31,14 +31,14 @@ class CudaSession final : public ServingSession {
   int64_t max_request_tokens() const override { return max_request_tokens_; }
   int device() const override { return uploaded_->device(); }
   const char* route() const override { return route_; }
-  // Both wait for the GPU.
+  // Of calls whose work has ended.
   Result<Counters> totals(int64_t layer) override;
   Status clear_totals() override;
 
  private:
   // What the kernels add to, of a layer.
   struct DeviceCounters {
-    unsigned long long selections, keys, vectors, whole;
+    unsigned long long selections, keys, vectors;
   };
 
   CudaSession(std::shared_ptr<const ServedIndex> index, std::shared_ptr<DeviceIndex> uploaded,
@@ -77,6 +77,7 @@ class CudaSession final : public ServingSession {
   int64_t chunk_ = 1;  // most requests of one launch
   const char* route_ = "";
   TeamSizes team_sizes_;
+  int64_t decoded_ = 0;  // most requests whose selections decode_lookup() makes at once
   Device gpu_;
   const bool sm80_only_;                            // the sm80 kernels serve everything, for tests
   std::unique_ptr<BlockServer> blocks_;             // null: one token a request only
@@ -85,6 +86,7 @@ class CudaSession final : public ServingSession {
   std::vector<int64_t> static_means_;               // [layers] means that a selection stands on
   int64_t exact_skipped_ = 0;          // first exact keys that a layer that selects does not read
   std::vector<LookupParams> lookups_;  // by layer, without what a call brings
+  std::vector<KeyMaps> key_maps_;      // [layers]
   std::unique_ptr<BucketLookup> buckets_;  // of the selector saap; else null
   std::unique_ptr<BatchServer> batch_;     // null: every request reads its own
   DeviceMemory memory_;

@@ -167,12 +167,6 @@ CudaSession::CudaSession(std::shared_ptr<const ServedIndex> index,
                                                           : max_tokens_),
       sm80_only_(options.sm80_kernels) {}
 
-CudaSession::~CudaSession() {
-  // Work that still uses the memory is on streams of the caller.
-  const CurrentDevice current(uploaded_->device());
-  forget(cudaDeviceSynchronize());
-}
-
 bool CudaSession::selects(int64_t layer) const {
   return plan_.selects(layer);
 }
@@ -191,11 +185,10 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   shape.kv_heads = static_cast<int32_t>(model.kv_heads);
   shape.group = static_cast<int32_t>(model.group_size());
   shape.scale = static_cast<float>(model.attention_scale) * kLog2E;
-  shape.pages = request.selector == SelectorKind::kQuest;
   shape.device = gpu_;
-  shape.rule = shape.pages                             ? LookupRule::kTop
-               : !plan_.head_keep.empty() || is_saap() ? LookupRule::kBudget
-                                                       : LookupRule::kThreshold;
+  shape.rule = !plan_.head_keep.empty() || selector_ != SelectorKind::kSqueezed
+                   ? LookupRule::kBudget
+                   : LookupRule::kThreshold;
   if (model.kv_heads > kMostPairs || model.group_size() > kMostGroup ||
       !is_kernel_dim(model.head_dim)) {
     return {
@@ -262,20 +255,14 @@ size_t CudaSession::lay_out(void* base) {
   wanted_ = layout.take<uint32_t>(std::ssize(lookups_) * model.kv_heads);
   LookupParams shared;
   shared.width = width;
-  shared.logits = layout.take<float>(pairs * (model.group_size() + 1) * width);
   shared.alive = layout.take<uint32_t>(pairs * 2 * width);
-  if (pairs > 0 && !gpu_.has_clusters()) {
-    shared.exchange = layout.take<TeamExchange>(gpu_.multiprocessors);
-  }
   lists_.capacity = run_capacity(width);
   lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
   lists_.lay_out(layout, pairs);
   for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
     LookupParams& lookup = lookups_[static_cast<size_t>(l)];
     lookup.width = shared.width;
-    lookup.logits = shared.logits;
     lookup.alive = shared.alive;
-    lookup.exchange = shared.exchange;
     lookup.lists = lists_;
     lookup.wanted = wanted_ + l * model.kv_heads;
     lookup.counters = &counters_[l].selections;
@@ -284,17 +271,14 @@ size_t CudaSession::lay_out(void* base) {
 }
 
 Status CudaSession::allocate() {
-  const int64_t most = std::min<int64_t>(kMostPairs / index_->metadata().model.kv_heads,
-                                         is_saap() ? kClassifyRequests : kMostPairs);
+  const int64_t most = kMostPairs / index_->metadata().model.kv_heads;
   SQZ_RETURN_IF_ERROR(take_chunk(memory_, kChunkBytes, std::min(max_tokens_, most), chunk_,
                                  [&](void* base) { return lay_out(base); }));
   SQZ_RETURN_IF_ERROR(upload_wanted_keys(plan_, *index_, 1, wanted_));
   if (!static_runs_.empty()) {
     SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
   }
-  SQZ_RETURN_IF_ERROR(create_servers());
-  SQZ_RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
-  return {};
+  return create_servers();
 }
 
 Status CudaSession::create_servers() {
@@ -302,30 +286,35 @@ Status CudaSession::create_servers() {
   for (int64_t l = 0; selecting == nullptr && l < std::ssize(lookups_); ++l) {
     if (selects(l) && static_ == nullptr) selecting = &lookups_[static_cast<size_t>(l)];
   }
-  if (selecting != nullptr) {
+  const bool clusters = selecting != nullptr && selector_ == SelectorKind::kSqueezed;
+  if (clusters && gpu_.has_clusters()) {
     SQZ_ASSIGN_OR_RETURN(team_sizes_, team_sizes(*selecting));
+    const int heads = selecting->kv_heads;
+    for (decoded_ = chunk_; decoded_ > 0; --decoded_) {
+      if (team_sizes_.of(static_cast<int>(decoded_) * heads) > 1) break;
+    }
   }
+  key_maps_.resize(lookups_.size());
   ServerSetup setup;
   setup.index = index_.get();
   setup.uploaded = uploaded_.get();
   setup.plan = &plan_;
   setup.lookups = lookups_;
-  setup.clusters = selecting != nullptr && selector_ == SelectorKind::kSqueezed;
+  setup.clusters = clusters;
+  setup.key_maps = key_maps_.data();
   setup.blocks_look_up = selecting != nullptr;
   setup.block = block_;
   setup.max_tokens = max_tokens_;
   setup.max_request_tokens = max_request_tokens_;
   setup.device = gpu_;
-  bool blocks = max_request_tokens_ > 1;
   if (is_saap() && !plan_.dense) {
-    SQZ_ASSIGN_OR_RETURN(buckets_, BucketLookup::create(setup, blocks));
+    SQZ_ASSIGN_OR_RETURN(buckets_, BucketLookup::create(setup));
     setup.buckets = buckets_.get();
-    blocks = blocks || !buckets_->fits();
   }
   if (std::min(max_tokens_, chunk_) > 1 && gpu_.has_wgmma()) {
     SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(setup, chunk_));
   }
-  if (blocks) {
+  if (max_request_tokens_ > 1 || (selecting != nullptr && decoded_ == 0)) {
     SQZ_ASSIGN_OR_RETURN(blocks_, BlockServer::create(setup));
   }
   return {};

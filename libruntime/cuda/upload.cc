@@ -6,7 +6,7 @@
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
-#include "libruntime/kernels/cuda/decode/classify/weights.h"
+#include "libruntime/kernels/cuda/prefill/classify/weights.h"
 
 namespace sqz::cuda {
 namespace {
@@ -147,7 +147,7 @@ Status Upload::read(const Copy& piece, std::vector<float>& weights, std::byte* o
 }
 
 Status Upload::copy_pieces() {
-  SQZ_RETURN_IF_CUDA_ERROR(cudaSetDevice(device_));
+  const CurrentDevice current(device_);
   Lane lane;
   SQZ_RETURN_IF_ERROR(lane.create());
   const auto drain = [&](int i) -> Status {

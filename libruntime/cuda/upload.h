@@ -23,7 +23,7 @@ struct Copy {
   size_t bytes = 0;
   bool of_file = true;
   // Not 0: `from` is float32 [rows, columns] of the file, `to` gets the weights that the kernels
-  // read (kernels/cuda/decode/classify/weights.h), `bytes` of them.
+  // read (kernels/cuda/prefill/classify/weights.h), `bytes` of them.
   int64_t rows = 0, columns = 0;
   // Not 0: `from` are the offsets [clusters + 1] of a KV head, uint32; `to` gets the clusters of
   // its slots from `slot` on, with kFirstSlot (kernels/cuda/decode/attend/kernel.h).

@@ -27,7 +27,6 @@ void Counters::add(const Counters& other, uint64_t times) {
   keys_possible += times * other.keys_possible;
   bytes_read += times * other.bytes_read;
   bytes_dense += times * other.bytes_dense;
-  read_whole += times * other.read_whole;
 }
 
 Account::Account(const ServedIndex& index) : index_(index), layers_(index.layers.size()) {}

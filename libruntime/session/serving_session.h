@@ -52,7 +52,6 @@ struct AttendCall {
 // Sums over selections, as in sqz_stats.
 struct Counters {
   uint64_t selections = 0, keys_read = 0, keys_possible = 0, bytes_read = 0, bytes_dense = 0;
-  uint64_t read_whole = 0;
   void add(const Counters& other, uint64_t times = 1);
 };
 

@@ -77,8 +77,7 @@ class Stats(Struct):
     c_name = "sqz_stats"
     _fields_ = _fields(
         "uint32 struct_size", "int32 dense_fallback", "double asked_budget delivered_budget asked_keep delivered_keep",
-        "uint64 selections keys_read keys_possible bytes_read bytes_dense", "double least_budget", "text route",
-        "uint64 read_whole")
+        "uint64 selections keys_read keys_possible bytes_read bytes_dense", "double least_budget", "text route")
 
 
 class Run(c.Structure):

@@ -42,7 +42,6 @@ class Stats:
     bytes_dense: int  # what dense attention would have read
     least_budget: float  # a lower budget cannot be delivered
     route: str  # what served the last call: "cpu", or which kernels of a GPU; "" before it
-    read_whole: int  # selections of batches on a GPU in whose place everything was read, which was faster
 
 
 class Session(Handle):

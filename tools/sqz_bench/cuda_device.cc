@@ -5,6 +5,18 @@
 #include "libruntime/cuda/device.h"
 #include "tools/sqz_bench/device.h"
 
+namespace sqz {
+
+namespace {
+int32_t pretended = 0;  // --compute-capability
+}  // namespace
+
+int32_t cuda::pretended_capability() {
+  return pretended;
+}
+
+}  // namespace sqz
+
 namespace sqz::bench {
 namespace {
 
@@ -89,7 +101,7 @@ class Gpu final : public Device {
 
 Result<std::unique_ptr<Device>> make_gpu(int number, const std::string& capability) {
   if (!capability.empty()) {
-    cuda::pretend_capability(static_cast<int32_t>(10 * std::stod(capability) + .5));
+    pretended = static_cast<int32_t>(10 * std::stod(capability) + .5);
   }
   const cuda::DeviceProbe probe = cuda::probe_device(number);
   const Status status = cuda::check_probe(probe, number);

@@ -45,8 +45,13 @@
  * nor allocates and can be captured in a CUDA graph. It cannot report a query or logit that is NaN
  * or infinite, so the rows of the result are NaN instead.
  *
- * Results. The same call gives the same bits for any number of threads; another processor may
- * differ by float32 rounding. lse is the natural logarithm of the sum of exponentials, everywhere.
+ * A graph keeps the addresses of its session's memory: do not replay it once the session is
+ * destroyed. One thread may create, use and destroy sessions and uploads while another captures a
+ * graph, in any capture mode. Destroying waits for the work that is under way on the GPU.
+ *
+ * Results. The same call gives the same bits for any number of threads, whatever was called before
+ * it; another processor may differ by float32 rounding. lse is the natural logarithm of the sum of
+ * exponentials, everywhere.
  */
 #ifndef SQZ_SQZ_H_
 #define SQZ_SQZ_H_
@@ -335,17 +340,15 @@ typedef struct sqz_stats {
   uint64_t bytes_dense; /* bytes that dense attention would have read */
   double least_budget;  /* the least budget that can be met, which pays for centroids, sinks and
                            recent  window; 1 if nothing is to be selected, 0 with thresholds */
-  const char* route;   /* the kernels that served the last call, a static string: "cpu", or on a GPU
-                          "decode" (each request reads its own keys), "batch" (keys of several
-                          requests are read once), "prefill-sm90" or "prefill-sm80" (prompts); ""
-                          before the first call */
-  uint64_t read_whole; /* how often everything was read instead of a selection. A "batch" call does
-                          this when earlier calls selected most of the keys, because it is faster
-                          then. One call in 32 selects anyway, to see whether that has changed */
+  const char* route; /* the kernels that served the last call, a static string: "cpu", or on a GPU
+                        "decode" (each request reads its own keys), "batch" (keys of several
+                        requests are read once), "prefill-sm90" or "prefill-sm80" (prompts); ""
+                        before the first call */
 } sqz_stats;
 
 /* Totals since creation or the last reset, of one layer, or of all with layer = -1. A session on a
- * GPU waits for the device. */
+ * GPU counts the calls whose work has ended: wait for your stream first. Neither function waits for
+ * other work on the GPU. */
 SQZ_API sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stats* stats);
 SQZ_API sqz_status sqz_session_reset_stats(sqz_session* session);
 

@@ -5,14 +5,17 @@
 
 #include "libruntime/cuda/device.h"
 
-namespace sqz::cuda::test {
+namespace sqz::cuda {
 
 // SQZ_TEST_CAPABILITY=86: every test serves as from a GPU of compute capability 8.6.
-inline const bool pretends = [] {
+int32_t pretended_capability() {  // weak, as it is declared
   const char* capability = std::getenv("SQZ_TEST_CAPABILITY");
-  if (capability != nullptr) pretend_capability(std::atoi(capability));
-  return capability != nullptr;
-}();
+  return capability == nullptr ? 0 : std::atoi(capability);
+}
+
+}  // namespace sqz::cuda
+
+namespace sqz::cuda::test {
 
 inline bool have_hopper() {
   const auto device = read_device(0);

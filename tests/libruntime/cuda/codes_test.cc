@@ -150,36 +150,6 @@ TEST_F(Codes, ManyRequests) {
   }
 }
 
-// As Decode.BatchesThatWantMost.
-TEST_F(Codes, RequestsThatWantMost) {
-  TinyIndexOptions options = shape(64, 2, {40, 211});
-  options.layers = 1;
-  options.tokens = 70000;
-  const Compressed index = compress(options, {.rows = RowKind::kQ8});
-  for (const int64_t requests : {16, 40}) {
-    SCOPED_TRACE(concat(requests, " requests"));
-    const auto gpu = gpu_session(index.coded, with_thresholds({1e-5}));
-    const auto all = gpu_session(index.coded, dense());
-    const auto queries = testing::make_queries(index.whole, 0, requests, 7, 0.6f);
-    DeviceCall call(index.coded, 0, requests, DType::kBF16);
-    DeviceCall whole(index.coded, 0, requests, DType::kBF16);
-    call.set_queries(queries);
-    whole.set_queries(queries);
-    ASSERT_TRUE(all->attend(whole.call).ok());
-    for (int64_t i = 0; i < 2; ++i) {
-      ASSERT_TRUE(gpu->attend(call.call).ok());
-      if (std::string(gpu->route()) != "batch") GTEST_SKIP() << "no batches on this GPU";
-    }
-    test::expect_rows_close(call.output(), whole.output(), 64);
-    const auto selected = gpu->totals(0), read = all->totals(0);
-    ASSERT_TRUE(selected.ok() && read.ok());
-    EXPECT_EQ(selected->read_whole, static_cast<uint64_t>(requests));
-    ASSERT_TRUE(gpu->clear_totals().ok());
-    ASSERT_TRUE(gpu->attend(call.call).ok());
-    test::expect_same_counters(*gpu->totals(0), *read);
-  }
-}
-
 TEST_F(Codes, Levels) {
   const Compressed index =
       compress(shape(64, 4, {9, 70, 500}), {.rows = RowKind::kQ8, .key_codes = 2});

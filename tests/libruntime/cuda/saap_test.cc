@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "formats/base/dtype.h"
-#include "libruntime/kernels/cuda/decode/classify/weights.h"
+#include "libruntime/kernels/cuda/prefill/classify/weights.h"
 #include "tests/libruntime/cuda/bucket_backends.h"
 
 namespace sqz::cuda {
@@ -174,14 +174,12 @@ TEST_F(SaapOnGpu, SaysWhatItCannotServe) {
   EXPECT_TRUE((*single)->attend(call).ok());
   call.indptr = nullptr;
   call.requests = 0;
-  if (!read_device(0)->has_clusters()) return;  // there, saap is served as prompts are
   status = (*single)->attend(call);
   EXPECT_EQ(status.code(), Code::kUnsupported);
   EXPECT_THAT(status.message(), HasSubstr("a request with several query tokens"));
 }
 
-// A block of threads has no room for all hidden units.
-TEST_F(SaapOnGpu, ANetworkTooLargeForOneBlock) {
+TEST_F(SaapOnGpu, ManyHiddenUnits) {
   compare(serve_network(Shape{.buckets = 20, .hidden = 9000}), 0.2, 3, DType::kF32);
 }
 

@@ -3,18 +3,19 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
 
 namespace sqz::cuda {
 
-// What a launch needs beside the parameters. Blocks work in teams of `team`. Where there are
-// clusters, these are the teams, and blocks may begin while the kernel before them on the stream
-// ends (programmatic dependent launch): it is theirs to wait for it. Elsewhere blocks of a team
-// wait for each other, so all blocks must run at once (a cooperative launch). Not to be copied:
-// `config` points into it.
+// Lets `kernel` have all shared memory of a block of the current GPU, and clusters of any size if
+// it runs in `clusters`. These settings belong to the kernel, whichever thread launches it, so they
+// are set once to the most that there is, and not to what a launch needs.
+Status allow_all(const void* kernel, bool clusters);
+
+// What a launch needs beside the parameters. Where there are clusters, blocks work in clusters of
+// `cluster`, and may begin while the kernel before them on the stream ends (programmatic dependent
+// launch): it is theirs to wait for it. Not to be copied: `config` points into it.
 struct LaunchOptions {
   cudaLaunchConfig_t config = {};
   cudaLaunchAttribute attributes[2] = {};
@@ -22,43 +23,32 @@ struct LaunchOptions {
   LaunchOptions(const LaunchOptions&) = delete;
   LaunchOptions& operator=(const LaunchOptions&) = delete;
 
-  LaunchOptions(dim3 blocks, int threads, int team, const Device& device, cudaStream_t stream) {
+  LaunchOptions(dim3 blocks, int threads, int cluster, int64_t shared_bytes, const Device& device,
+                cudaStream_t stream) {
     config.gridDim = blocks;
     config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = stream;
     config.attrs = attributes;
-    if (team > 1) {
-      cudaLaunchAttribute& together = attributes[config.numAttrs++];
-      if (device.has_clusters()) {
-        together.id = cudaLaunchAttributeClusterDimension;
-        together.val.clusterDim = {static_cast<unsigned>(team), 1, 1};
-      } else {
-        together.id = cudaLaunchAttributeCooperative;
-        together.val.cooperative = 1;
-      }
-    }
-    if (device.has_clusters()) {
-      cudaLaunchAttribute& begin = attributes[config.numAttrs++];
-      begin.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      begin.val.programmaticStreamSerializationAllowed = 1;
-    }
+    if (!device.has_clusters()) return;
+    cudaLaunchAttribute& begin = attributes[config.numAttrs++];
+    begin.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    begin.val.programmaticStreamSerializationAllowed = 1;
+    if (cluster == 1) return;
+    cudaLaunchAttribute& together = attributes[config.numAttrs++];
+    together.id = cudaLaunchAttributeClusterDimension;
+    together.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   }
 };
 
-// Launches `kernel` as `launch` says, with so many bytes of dynamic shared memory.
+// Launches `kernel` in clusters of blocks, with so many bytes of dynamic shared memory.
 template <class Kernel, class... Args>
-Status launch_team(Kernel kernel, LaunchOptions& launch, int64_t shared_bytes,
-                   const Args&... args) {
-  launch.config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  if (shared_bytes > 0) {
-    SQZ_RETURN_IF_CUDA_ERROR(cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
-  }
-  const cudaLaunchAttribute& first = launch.attributes[0];
-  if (launch.config.numAttrs > 0 && first.id == cudaLaunchAttributeClusterDimension &&
-      first.val.clusterDim.x > 8) {  // larger clusters are not on every GPU
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+Status launch_clusters(Kernel kernel, dim3 blocks, int threads, int cluster, int64_t shared_bytes,
+                       const Device& device, cudaStream_t stream, const Args&... args) {
+  constexpr int64_t kAlways = int64_t{48} << 10;  // that every kernel may have
+  const LaunchOptions launch(blocks, threads, cluster, shared_bytes, device, stream);
+  if (shared_bytes > kAlways || cluster > 1) {
+    SQZ_RETURN_IF_ERROR(allow_all(reinterpret_cast<const void*>(kernel), cluster > 1));
   }
   SQZ_RETURN_IF_CUDA_ERROR(cudaLaunchKernelEx(&launch.config, kernel, args...));
   return {};
@@ -70,28 +60,17 @@ Status launch_team(Kernel kernel, LaunchOptions& launch, int64_t shared_bytes,
 template <class Kernel, class... Args>
 Status launch_blocks(Kernel kernel, dim3 blocks, int threads, int64_t shared_bytes,
                      const Device& device, cudaStream_t stream, const Args&... args) {
-  LaunchOptions launch(blocks, threads, 1, device, stream);
-  return launch_team(kernel, launch, shared_bytes, args...);
+  return launch_clusters(kernel, blocks, threads, 1, shared_bytes, device, stream, args...);
 }
 
-// Teams that the GPU holds at once; 0 if it cannot gather one.
+// Clusters of that size that the GPU holds at once; 0 if it cannot gather one.
 template <class Kernel>
-int teams_of(Kernel kernel, int threads, int team, int64_t shared_bytes, const Device& device) {
-  LaunchOptions launch(team, threads, team, device, nullptr);
-  launch.config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+int clusters_at_once(Kernel kernel, int threads, int cluster, int64_t shared_bytes,
+                     const Device& device) {
+  const LaunchOptions launch(cluster, threads, cluster, shared_bytes, device, nullptr);
   int count = 0;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           static_cast<int>(shared_bytes));
-  if (error == cudaSuccess && device.has_clusters()) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (error == cudaSuccess) {
-      error = cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config);
-    }
-  } else if (error == cudaSuccess) {
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, threads,
-                                                          launch.config.dynamicSmemBytes);
-    count = std::min(count * device.multiprocessors / team, device.multiprocessors);
-  }
+  if (!allow_all(reinterpret_cast<const void*>(kernel), true).ok()) return 0;
+  const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config);
   if (error == cudaSuccess) return count;
   forget(error);
   return 0;

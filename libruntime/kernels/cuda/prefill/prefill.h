@@ -22,6 +22,10 @@
 
 namespace sqz::cuda {
 
+// How the copy engine finds the rows of a layer and of a level: see prefill/common/tiles.h.
+struct KeyMaps;
+struct LevelMaps;
+
 // Shape of the queries and of what they meet.
 struct PrefillShape {
   DType dtype = DType::kBF16;  // of all tensors: BF16 or F16
@@ -71,8 +75,9 @@ struct PrefillAttend {
   // With masks, for rows of 8 bits: [lists, mask_stride] the number of each key's row, head * M +
   // slot, or kExactRow and the number of an exact row. Else null.
   const uint32_t* rows = nullptr;
-  // Where it is not 0, all tokens attend to all keys in place of lists and masks; may be null.
-  const uint32_t* whole = nullptr;
+  // The tensor maps of `keys`, which are made if they are not there yet. Null: the call makes its
+  // own.
+  KeyMaps* maps = nullptr;
   // {selections, …}: one a block is added where there are no lists; may be null.
   unsigned long long* counters = nullptr;
 };
@@ -96,13 +101,16 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
 // One level of centroids, and what becomes of their scores (libruntime/select/score.h and rule.h
 // define both).
 struct PrefillLevel {
-  const void* centroids = nullptr;    // [Hkv, n, d]
+  const void* centroids = nullptr;    // [Hkv, n, d]; of pages: their least keys
+  const void* greatest = nullptr;     // of pages alone: [Hkv, n, d]
   const uint32_t* offsets = nullptr;  // [Hkv, n + 1] first child or slot of each cluster
-  const uint32_t* sizes = nullptr;    // [Hkv, n] keys below each cluster; 0 = empty, never chosen
-  int32_t clusters = 0;               // n
+  // [Hkv, n] keys below each cluster; an empty one is never chosen. Null: 1 each, for pages.
+  const uint32_t* sizes = nullptr;
+  int32_t clusters = 0;  // n
   bool finest = true;
+  LevelMaps* maps = nullptr;  // of the centroids, as PrefillAttend's
   // By scope: [0] for blocks of one token, [1] for blocks of several. A threshold on log S where
-  // `wanted` is null; else the rule `budget`: [Hkv] keys to keep.
+  // `wanted` is null; else [Hkv] how many keys to keep (the rule `budget`), or how many pages.
   float log_threshold[2] = {0, 0};
   const uint32_t* wanted[2] = {nullptr, nullptr};
 };
@@ -113,17 +121,20 @@ struct PrefillLookup {
   PrefillLevel level;
   RunLists alive;                 // runs of clusters to score; null: all
   const void* queries = nullptr;  // [T, Hq, d]
+  DType q_dtype = DType::kBF16;   // of the queries
   // Out, with a capacity of at least (n + 1) / 2. fault: 1 where a logit is NaN or +infinity, or
-  // alive's is 1.
+  // alive's is 1; then nothing is chosen and nothing counted.
   RunLists chosen;
   // {selections, keys in the runs of the finest level, centroids read} are added to; may be null.
   unsigned long long* counters = nullptr;
 };
 
+// `sm90`: with the kernels for Hopper, which take queries of the index's type alone, and no pages.
+// The others use mma.sync and serve everything on every GPU.
 int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
-                                 int32_t clusters);
+                                 int32_t clusters, bool sm90);
 
 Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
-                      int multiprocessors, cudaStream_t stream);
+                      const Device& device, bool sm90, cudaStream_t stream);
 
 }  // namespace sqz::cuda

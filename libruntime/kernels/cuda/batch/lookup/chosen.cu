@@ -13,14 +13,16 @@ class BatchChosen : private BatchList {
   __device__ void run() {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
+    take_ticket();
     const uint32_t faults = faults_before();
+    const int64_t stride = (level_.clusters + 31) / 32;
     uint32_t* words = chosen_words(0);
 #pragma unroll 1
     for (int cluster = begin_ + thread_; cluster < end_; cluster += kBatchThreads) {
       uint32_t word = 0;
 #pragma unroll 8
       for (int r = 0; r < requests_; ++r) {
-        word |= (call_.chosen[pair_of(r) * p_.width + cluster] != 0 ? 1u : 0u) << r;
+        word |= (call_.chosen[pair_of(r) * stride + cluster / 32] >> cluster % 32 & 1) << r;
       }
       words[cluster] = word & ~faults;
     }

@@ -1,7 +1,9 @@
 #include "libruntime/kernels/cuda/batch/lookup/kernel.h"
 
+#include <cmath>
+
 #include "libruntime/kernels/cuda/common/head_dims.h"
-#include "libruntime/kernels/cuda/prefill/lookup/sm80/kernel.h"
+#include "libruntime/kernels/cuda/prefill/lookup/select.h"
 
 namespace sqz::cuda {
 
@@ -10,20 +12,25 @@ Status launch_batch_lookup(const BatchLookup& call, int level, cudaStream_t stre
 
 namespace {
 
-// A level alone, for the scores of all of its clusters: those that are not alive have none.
-Sm80Lookup budget_of(const BatchLookup& call, int level) {
-  Sm80Lookup budget;
-  budget.token = call.lookup;
-  budget.token.level[0] = call.lookup.level[level];
-  budget.token.level[0].centroids = nullptr;  // they are counted already
-  budget.token.levels = level + 1 == call.lookup.levels ? 1 : 2;
-  budget.block = budget.token;
-  budget.blocks = {call.lookup.requests, call.lookup.requests, 1, nullptr};
-  budget.scores = call.scores;
-  budget.chosen = call.chosen;
-  budget.state = call.state;
-  budget.faults = call.faults;
-  return budget;
+// Of a request's clusters those that are not alive have no score.
+SelectRuns budget_of(const BatchLookup& call, int level) {
+  const LookupParams& lookup = call.lookup;
+  const LookupLevel& from = lookup.level[level];
+  SelectRuns select;
+  select.blocks = {lookup.requests, lookup.requests, 1, nullptr};
+  select.kv_heads = lookup.kv_heads;
+  select.level.offsets = from.offsets;
+  select.level.sizes = from.sizes;
+  select.level.clusters = from.clusters;
+  select.level.finest = level + 1 == lookup.levels;
+  select.level.log_threshold[0] = from.threshold * static_cast<float>(M_LN2);
+  select.level.wanted[0] = lookup.wanted;
+  select.scores = call.scores;
+  select.stride = lookup.width;
+  select.bits = call.chosen;
+  select.faults = call.faults;
+  select.counters = lookup.counters;
+  return select;
 }
 
 }  // namespace
@@ -34,7 +41,7 @@ Status batch_lookup(const BatchLookup& call, cudaStream_t stream) {
       return launch_batch_lookup<dim.value>(call, level, stream);
     }));
     if (call.lookup.rule != LookupRule::kBudget) continue;
-    SQZ_RETURN_IF_ERROR(sm80_choose(budget_of(call, level), 0, stream));
+    SQZ_RETURN_IF_ERROR(launch_select(budget_of(call, level), call.lookup.device, stream));
     SQZ_RETURN_IF_ERROR(launch_batch_chosen(call, level, stream));
   }
   return {};

@@ -39,17 +39,13 @@ class BatchSums : private BatchProduct<Element, kDim> {
     if (kAll) this->load_first(tile);  // no earlier kernel writes it
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
-    uint32_t whole = 0;
-    if (call_.history != nullptr) {
-      BatchHistory& history = *call_.history;
-      whole = k_ == 0 ? history.next : history.whole;
-      if (k_ == 0 && part_ == 0 && list_ == 0 && thread_ == 0) history.whole = whole;
+    // Of the kernel that comes next: nothing is counted yet, and no block has begun.
+    if (thread_ == 0) {
+      this->counts()[part_] = 0;
+      if (part_ == 0) this->counts()[kBatchParts] = 0;
     }
-    // Of the kernel that comes next: nothing is counted yet.
-    if (thread_ == 0) call_.counts[int64_t{list_} * kBatchParts + part_] = 0;
     if (!kAll) this->load_first(tile);
     this->load_queries();
-    if (whole != 0) return;
     add_up(tile);
     this->tally(lane_ < 4 && group_ == 0 ? centroids_ : 0);
     __syncthreads();
@@ -138,15 +134,11 @@ class BatchChoice : private BatchProduct<Element, kDim> {
     if (k_ == 0) this->load_first(tile);
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
-    const uint32_t whole = call_.history == nullptr ? 0 : call_.history->whole;
-    if (k_ > 0) this->load_first(tile);
+    const bool moved = !kScores && this->take_ticket();
+    if (k_ > 0 || moved) this->load_first(tile);
     const uint32_t before = k_ == 0 ? 0 : this->faults_before();
     if (thread_ == 0) s_.faults = before;
     this->load_queries();
-    if (whole != 0) {
-      if (k_ + 1 == p_.levels && part_ == 0 && thread_ == 0) this->count_whole();
-      return;
-    }
     find_denominators();
     __syncthreads();
     const uint32_t faults = s_.faults;

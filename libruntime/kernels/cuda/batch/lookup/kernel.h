@@ -9,7 +9,7 @@
 #include <algorithm>
 
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
-#include "libruntime/kernels/cuda/prefill/lookup/sm80/kernel.h"
+#include "libruntime/kernels/cuda/decode/lookup/kernel.h"
 #include "libruntime/kernels/cuda/prefill/prefill.h"
 
 namespace sqz::cuda {
@@ -29,18 +29,6 @@ constexpr int batch_chunk(int group) {
   return requests < 32 ? requests : 32;
 }
 
-// How much calls with about as many requests selected from a layer. Where that was most of the
-// keys, the next calls read everything, which is faster than to choose; every so often one chooses
-// again.
-inline constexpr uint32_t kBatchAsks = 32;  // calls of which one chooses in any case
-struct BatchHistory {
-  uint32_t whole;           // 1: the present call reads everything
-  uint32_t next;            // 1: the next one does
-  uint32_t calls;           // since one chose
-  uint32_t lists;           // of a call that chooses, whose keys are counted
-  unsigned long long keys;  // of these
-};
-
 struct BatchLookup {
   // q, shape, width, rule, levels, wanted, counters; `lists` and `alive` only for kBudget.
   LookupParams lookup;
@@ -56,21 +44,17 @@ struct BatchLookup {
   // Of rows of 8 bits: their clusters, whose means are counted; else 0.
   int32_t means = 0;
 
-  // Null: every call chooses. `most`: keys of all lists; with more the next calls read everything.
-  BatchHistory* history = nullptr;
-  uint64_t most = 0;
-
   // Workspace. [4, lists, width]: the requests that a cluster is alive for, by level % 2, and those
   // that chose it, by the group of their rows.
   uint32_t* words = nullptr;
   float2* sums = nullptr;  // [lists, kBatchParts, kBatchRows] maximum, sum of exponentials
-  // [lists, kBatchParts] runs << 32 | keys of the finest level, and a bit when they are there.
+  // [lists, kBatchParts + 1] runs << 32 | keys of the finest level, and a bit when they are there;
+  // then how many blocks have begun.
   unsigned long long* counts = nullptr;
   uint32_t* faults = nullptr;  // [pairs] 1: met NaN or infinity
   // Of the rule kBudget, by pair = request * Hkv + head:
   float* scores = nullptr;     // [pairs, width]
-  uint32_t* chosen = nullptr;  // [pairs, width]
-  uint2* state = nullptr;      // [pairs]
+  uint32_t* chosen = nullptr;  // [pairs, width / 32 + 1] bits
 
   __host__ __device__ int chunks() const { return (lookup.requests + chunk - 1) / chunk; }
   __host__ __device__ int lists() const { return chunks() * lookup.kv_heads; }
@@ -86,7 +70,7 @@ struct BatchLookup {
 // kUnsupported for a dim that there is no kernel for.
 Status batch_lookup(const BatchLookup& call, cudaStream_t stream);
 
-// The rule kBudget, after sm80_choose(): from what pairs chose to words, and on.
+// The rule kBudget, after launch_select(): from what pairs chose to words, and on.
 Status launch_batch_chosen(const BatchLookup& call, int level, cudaStream_t stream);
 
 }  // namespace sqz::cuda

@@ -5,7 +5,8 @@
 #include <cub/block/block_scan.cuh>
 
 #include "libruntime/kernels/cuda/batch/lookup/kernel.h"
-#include "libruntime/kernels/cuda/decode/lookup/team.cuh"
+#include "libruntime/kernels/cuda/common/scores.cuh"
+#include "libruntime/kernels/cuda/ptx/cluster.cuh"
 
 namespace sqz::cuda {
 
@@ -16,13 +17,13 @@ __device__ inline Sums operator+(Sums a, Sums b) {
   return {a.a + b.a, a.b + b.b};
 }
 
-// Block blockIdx.x has that part of list blockIdx.y.
+// Block blockIdx.x has that part of list blockIdx.y, until it takes a ticket.
 class BatchList {
  public:
   using Scan = cub::BlockScan<Sums, kBatchThreads>;
   struct Shared {
     Scan::TempStorage scan;
-    uint32_t tally, means;
+    uint32_t tally, means, ticket;
   };
 
   __device__ BatchList(const BatchLookup& call, int level, Shared& shared)
@@ -30,7 +31,6 @@ class BatchList {
         p_(call.lookup),
         level_(p_.level[level]),
         k_(level),
-        part_(static_cast<int>(blockIdx.x)),
         parts_(static_cast<int>(gridDim.x)),
         list_(static_cast<int>(blockIdx.y)),
         head_(list_ % p_.kv_heads),
@@ -38,9 +38,7 @@ class BatchList {
         requests_(min(call.chunk, p_.requests - first_)),
         all_(requests_ == 32 ? ~0u : (1u << requests_) - 1),
         shared_(shared) {
-    const int tiles = (level_.clusters + kBatchTile - 1) / kBatchTile;
-    begin_ = tiles * part_ / parts_ * kBatchTile;
-    end_ = min(tiles * (part_ + 1) / parts_ * kBatchTile, level_.clusters);
+    set_part(static_cast<int>(blockIdx.x));
     if (thread_ == 0) shared.tally = shared.means = 0;
   }
 
@@ -51,6 +49,23 @@ class BatchList {
   // [n]: who a cluster is alive for; who chose it, of a group of rows.
   __device__ uint32_t* alive_words(int level) const { return words(level % 2); }
   __device__ uint32_t* chosen_words(int group) const { return words(2 + group); }
+  // The parts of a list in the order in which blocks begin, whatever that is: blocks wait for those
+  // of the parts before theirs. True if the block's part is another one now. All threads, once,
+  // behind griddepcontrol_wait().
+  __device__ bool take_ticket() {
+    if (thread_ == 0) {
+      shared_.ticket = static_cast<uint32_t>(atomicAdd(counts() + kBatchParts, 1ull));
+    }
+    __syncthreads();
+    const int part = static_cast<int>(shared_.ticket);
+    if (part == part_) return false;
+    set_part(part);
+    return true;
+  }
+  // Of the list.
+  __device__ unsigned long long* counts() const {
+    return call_.counts + int64_t{list_} * (kBatchParts + 1);
+  }
   // Bits of the requests that have met NaN or infinity.
   __device__ uint32_t faults_before() const {
     const bool is = lane_ < requests_ && call_.faults[pair_of(lane_)] != 0;
@@ -73,22 +88,12 @@ class BatchList {
     }
   }
 
-  // A call that reads everything. One thread a list.
-  __device__ void count_whole() const {
-    const auto requests = static_cast<unsigned long long>(requests_);
-    atomicAdd(&p_.counters[1], requests * p_.slots);
-    atomicAdd(&p_.counters[2], 2 * requests * call_.means);
-    if (head_ != 0) return;
-    atomicAdd(&p_.counters[0], requests);
-    atomicAdd(&p_.counters[3], requests);
-    if (list_ == 0 && ++call_.history->calls == kBatchAsks - 1) call_.history->next = 0;
-  }
-
   const BatchLookup& call_;
   const LookupParams& p_;
   const LookupLevel& level_;
-  const int k_;                               // the level
-  const int part_, parts_;                    // of its clusters
+  const int k_;   // the level
+  int part_ = 0;  // of its clusters
+  const int parts_;
   const int list_, head_, first_, requests_;  // `first_`: of the requests
   const uint32_t all_;                        // a bit for every request
   int begin_, end_;                           // clusters of this block
@@ -97,6 +102,12 @@ class BatchList {
  private:
   static constexpr uint32_t kCounted = 1u << 31;  // in the upper half of a part's counts
 
+  __device__ void set_part(int part) {
+    const int tiles = (level_.clusters + kBatchTile - 1) / kBatchTile;
+    part_ = part;
+    begin_ = tiles * part / parts_ * kBatchTile;
+    end_ = min(tiles * (part + 1) / parts_ * kBatchTile, level_.clusters);
+  }
   __device__ void add_up(uint32_t own, uint32_t& sum) {
     own = __reduce_add_sync(~0u, own);
     if (lane_ == 0 && own != 0) atomicAdd(&sum, own);
@@ -139,10 +150,10 @@ class BatchList {
     }
   }
 
-  // Of the blocks before this one, which began before it and wait for nobody behind them; theirs
+  // Of the parts before this one, whose blocks have begun and wait for nobody behind them; theirs
   // are 0 until they are there. Every warp by itself.
   __device__ Sums counts_before(Sums own) const {
-    unsigned long long* counts = call_.counts + int64_t{list_} * kBatchParts;
+    unsigned long long* counts = this->counts();
     if (thread_ == 0) {
       *static_cast<volatile unsigned long long*>(counts + part_) =
           static_cast<unsigned long long>(own.a | kCounted) << 32 | own.b;
@@ -224,17 +235,6 @@ class BatchList {
     const Sums total = parts + all;
     call_.runs.before[runs + total.a] = total.b;
     call_.runs.totals[list_] = {total.a, total.b, faults, 0};
-    if (call_.history != nullptr) remember(total.b);
-  }
-
-  // A list of a call that chooses has so many keys. One thread.
-  __device__ void remember(uint32_t keys) const {
-    BatchHistory& history = *call_.history;
-    atomicAdd(&history.keys, static_cast<unsigned long long>(keys));
-    __threadfence();
-    if (atomicAdd(&history.lists, 1u) + 1 < static_cast<uint32_t>(call_.lists())) return;
-    history.next = atomicExch(&history.keys, 0ull) > call_.most ? 1 : 0;
-    history.lists = history.calls = 0;
   }
 
   Shared& shared_;

@@ -70,8 +70,9 @@ class BatchProduct : protected BatchList {
         words[half] = make_uint4(0, 0, 0, 0);
         if (!has(group, v, n)) continue;
         const int64_t row = pair_of(request_of(group, v, n)) * p_.group + head_of(v);
-        words[half] = __ldg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p_.q) +
-                                                           row * kDim + 32 * c + 8 * t));
+        // Not through the read-only path: kernels that ran beside this one wrote them.
+        words[half] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p_.q) +
+                                                      row * kDim + 32 * c + 8 * t);
       }
       uint4* to = queries_[group][j].words + 2 * c * 32 + lane_;
       to[0] = make_uint4(words[0].x, words[1].x, words[0].y, words[1].y);

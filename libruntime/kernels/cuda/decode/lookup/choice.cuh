@@ -2,56 +2,34 @@
 // clusters [t each, (t + 1) each) of its block's slice of what is alive.
 #pragma once
 
-#include <type_traits>
-
 #include "libruntime/kernels/cuda/decode/lookup/cutoff.cuh"
 
 namespace sqz::cuda {
 
-// Which of a thread's clusters are chosen: a bit for each of up to 32,
-struct ChosenBits {
-  uint32_t bits = 0;
+// One thread of a team, when its blocks write runs: where these end, totals, counters. `all`: runs
+// and keys; `centroids`: read to decide, if they are not counted elsewhere.
+__device__ inline void end_lists(const LookupParams& params, int64_t pair, int head, Sums all,
+                                 uint32_t centroids) {
+  const RunLists& lists = params.lists;
+  lists.before[pair * (lists.capacity + 1) + all.a] = all.b;
+  lists.totals[pair] = {all.a, all.b, 0, 0};
+  if (head == 0) atomicAdd(&params.counters[0], 1ull);
+  atomicAdd(&params.counters[1], static_cast<unsigned long long>(all.b));
+  if (centroids == 0) return;
+  atomicAdd(&params.counters[2], static_cast<unsigned long long>(centroids));
+}
 
-  __device__ void set(uint32_t i, bool is) { bits |= is ? 1u << i : 0; }
-  __device__ bool has(uint32_t i) const { return (bits >> i & 1) != 0; }
-  // body(i) for all of the first `count`.
-  template <class Body>
-  __device__ void for_each(uint32_t, const Body& body) const {
-#pragma unroll 1
-    for (uint32_t left = bits; left != 0; left &= left - 1) body(__ffs(left) - 1);
-  }
-};
-// or a word for each, in memory.
-struct ChosenWords {
-  uint32_t* words;
+// Of a pair with a logit that is NaN or infinite: nothing is selected, and nothing counted.
+__device__ inline void end_with_fault(const LookupParams& params, int64_t pair) {
+  params.lists.totals[pair] = {0, 0, 1, 0};
+}
 
-  __device__ void set(uint32_t i, bool is) { words[i] = is ? 1 : 0; }
-  __device__ bool has(uint32_t i) const { return words[i] != 0; }
-  template <class Body>
-  __device__ void for_each(uint32_t count, const Body& body) const {
-#pragma unroll 1
-    for (uint32_t i = 0; i < count; ++i) {
-      if (has(i)) body(i);
-    }
-  }
-};
-
-// kRoomy: slices are in shared memory, at most kMostOfThread clusters a thread.
-template <class Team, bool kRoomy>
-class Choice : protected CutoffSearch<Team> {
+// At most kMostOfThread clusters a thread.
+class Choice : protected CutoffSearch {
  protected:
-  using Window = typename CutoffSearch<Team>::Window;
-  using Chosen = std::conditional_t<kRoomy, ChosenBits, ChosenWords>;
-  using Team::kThreads;
-  using Team::lane_;
-  using Team::rank_;
-  using Team::team_;
-  using Team::thread_;
-
   // `cutoff`: cutoff_bytes() of shared memory, for rules that count.
-  __device__ Choice(const LookupParams& params, int team, int pair, typename Team::Shared& shared,
-                    char* cutoff)
-      : CutoffSearch<Team>(team, shared, params.exchange, cutoff),
+  __device__ Choice(const LookupParams& params, int team, int pair, Shared& shared, char* cutoff)
+      : CutoffSearch(team, shared, cutoff),
         p_(params),
         pair_(pair),
         head_(pair_ % params.kv_heads) {}
@@ -60,107 +38,80 @@ class Choice : protected CutoffSearch<Team> {
   __device__ uint32_t cluster_of(const uint32_t* alive, uint32_t j) const {
     return alive == nullptr ? begin_ + j : __ldcg(alive + begin_ + j);
   }
-  // Where its children, or slots, begin and end.
-  __device__ uint2 span(const LookupLevel& level, const uint32_t* alive, uint32_t j) const {
-    if (kRoomy || spans_ != nullptr) return spans_[j];
-    const uint32_t* at =
-        level.offsets + static_cast<int64_t>(head_) * (level.clusters + 1) + cluster_of(alive, j);
-    return make_uint2(at[0], at[1]);
-  }
-
   __device__ uint32_t each() const { return max(1u, (size_ + kThreads - 1) / kThreads); }
   // How many clusters this thread has.
   __device__ uint32_t own_count() const {
     const uint32_t first = thread_ * each();
     return first < size_ ? min(each(), size_ - first) : 0;
   }
-  __device__ Chosen none() const {
-    if constexpr (kRoomy) {
-      return {};
-    } else {
-      return {words_ + thread_ * each()};
-    }
-  }
 
   // pass() compares with the level's threshold; combine() comes before score(i). `window`: where
   // the cutoff of rules that count is looked for first.
   template <class Pass, class Combine, class Score>
-  __device__ Chosen choose(LookupRule rule, const LookupLevel& level, const uint32_t* alive,
-                           bool finest, uint32_t wanted, Window window, const Pass& pass,
-                           const Combine& combine, const Score& score) {
-    if (rule == LookupRule::kThreshold) return pass();
+  __device__ ChosenBits choose(bool budget, const LookupLevel& level, const uint32_t* alive,
+                               bool finest, uint32_t wanted, Window window, const Pass& pass,
+                               const Combine& combine, const Score& score) {
+    if (!budget) return pass();
     const uint32_t first = thread_ * each();
     const auto keys = [&](uint32_t i) -> uint32_t {
-      if (!kRoomy && rule == LookupRule::kTop) return 1;
-      if (finest) {
-        const uint2 own = span(level, alive, first + i);
-        return own.y - own.x;
-      }
+      if (finest) return spans_[first + i].y - spans_[first + i].x;
       return __ldg(level.sizes + static_cast<int64_t>(head_) * level.clusters +
                    cluster_of(alive, first + i));
     };
     if (!finest) {
-      const Chosen chosen = pass();
+      const ChosenBits chosen = pass();
       Sums own, all;
-      chosen.for_each(own_count(), [&](uint32_t i) { own.b += keys(i); });
-      this->sums_before(own, all);
+      chosen.for_each([&](uint32_t i) { own.b += keys(i); });
+      sums_before(own, all);
       if (all.b >= wanted) return chosen;
     }
     combine();
-    return this->best(none(), own_count(), wanted, finest && rule == LookupRule::kBudget, window,
-                      score, keys);
+    return best(own_count(), wanted, finest, window, score, keys);
   }
 
-  // Calls body(span) for every chosen cluster of this thread that is not empty: of clusters those
-  // never are, of pages and buckets they may be.
+  // Calls body(span) for every chosen cluster of this thread, which is never empty.
   template <class Body>
-  __device__ void for_each(const Chosen& chosen, const LookupLevel& level, const uint32_t* alive,
-                           const Body& body) const {
+  __device__ void for_each(const ChosenBits& chosen, const Body& body) const {
     const uint32_t first = thread_ * each();
-    chosen.for_each(own_count(), [&](uint32_t i) {
-      const uint2 own = span(level, alive, first + i);
-      if (kRoomy || own.y > own.x) body(own);
-    });
+    chosen.for_each([&](uint32_t i) { body(spans_[first + i]); });
   }
 
   // The children of what was chosen, for the next level; how many.
-  __device__ uint32_t list_children(const Chosen& chosen, const LookupLevel& level,
-                                    const uint32_t* alive, uint32_t* list) {
+  __device__ uint32_t list_children(const ChosenBits& chosen, uint32_t* list) {
     Sums own, all;
-    for_each(chosen, level, alive, [&](uint2 span) { own.b += span.y - span.x; });
-    uint32_t at = this->sums_before(own, all).b;
-    for_each(chosen, level, alive, [&](uint2 span) {
+    for_each(chosen, [&](uint2 span) { own.b += span.y - span.x; });
+    uint32_t at = sums_before(own, all).b;
+    for_each(chosen, [&](uint2 span) {
 #pragma unroll 1
       for (uint32_t child = span.x; child < span.y; ++child) list[at++] = child;
     });
-    this->meet();
+    meet();
     return all.b;
   }
 
   // Chosen clusters as runs, that end at the latest where a warp's clusters end.
-  __device__ void emit(const Chosen& chosen, const LookupLevel& level, const uint32_t* alive) {
+  __device__ void emit(const ChosenBits& chosen) {
     // Where the clusters of the lane before end, if its last is chosen.
     uint32_t last = ~0u;
     if (own_count() == each() && chosen.has(each() - 1)) {
-      const uint2 own = span(level, alive, thread_ * each() + each() - 1);
-      if (kRoomy || own.y > own.x) last = own.y;
+      last = spans_[thread_ * each() + each() - 1].y;
     }
     last = __shfl_up_sync(~0u, last, 1);
     if (lane_ == 0) last = ~0u;
     Sums own, all;
     uint32_t end = last;
-    for_each(chosen, level, alive, [&](uint2 span) {
+    for_each(chosen, [&](uint2 span) {
       own.a += span.x != end ? 1 : 0;
       own.b += span.y - span.x;
       end = span.y;
     });
-    Sums at = this->sums_before(own, all);
+    Sums at = sums_before(own, all);
     const RunLists& lists = p_.lists;
     uint32_t* run_first = lists.first + pair_ * (lists.capacity + 1);
     uint32_t* run_before = lists.before + pair_ * (lists.capacity + 1);
     uint32_t* marks = lists.marks + pair_ * lists.mark_capacity;
     end = last;
-    for_each(chosen, level, alive, [&](uint2 span) {
+    for_each(chosen, [&](uint2 span) {
       if (span.x != end) {
         run_first[at.a] = span.x;
         run_before[at.a++] = at.b;
@@ -178,8 +129,7 @@ class Choice : protected CutoffSearch<Team> {
 
   const LookupParams& p_;
   const int pair_, head_;
-  uint2* spans_ = nullptr;         // [slice] in shared memory, or null
-  uint32_t* words_ = nullptr;      // [slice] unless kRoomy: which are chosen
+  uint2* spans_ = nullptr;         // [slice] where children, or slots, begin and end
   uint32_t begin_ = 0, size_ = 0;  // of what is alive, this block's
   uint32_t centroids_ = 0;         // vectors that were read to decide
 };

@@ -2,9 +2,43 @@
 // is the k-th threshold: the score of the last that is chosen. A radix select finds it.
 #pragma once
 
-#include "libruntime/kernels/cuda/decode/lookup/parts.cuh"
+#include "libruntime/kernels/cuda/decode/lookup/push_team.cuh"
 
 namespace sqz::cuda {
+
+// {the bin at which the sum of sizes passes `left`, or kRadixBins; what is left before it}, best
+// bin first. Every lane of a warp, 8 bins each.
+__device__ inline uint2 find_cutoff(const uint32_t (&sizes)[kRadixBins], int lane, uint32_t left) {
+  const auto* words = reinterpret_cast<const uint4*>(sizes) + 2 * lane;
+  const uint4 a = words[0], b = words[1];
+  // Sums up to and with each bin.
+  const uint32_t upto[8] = {a.x,
+                            a.x + a.y,
+                            a.x + a.y + a.z,
+                            a.x + a.y + a.z + a.w,
+                            a.x + a.y + a.z + a.w + b.x,
+                            a.x + a.y + a.z + a.w + (b.x + b.y),
+                            a.x + a.y + a.z + a.w + (b.x + b.y + b.z),
+                            a.x + a.y + a.z + a.w + (b.x + b.y + b.z + b.w)};
+  uint32_t scan = upto[7];
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const uint32_t up = __shfl_up_sync(~0u, scan, step);
+    scan += lane >= step ? up : 0;
+  }
+  const unsigned passes = __ballot_sync(~0u, scan > left);
+  const int cutoff = passes == 0 ? 31 : __ffs(static_cast<int>(passes)) - 1;
+  const uint32_t before = scan - upto[7];
+  uint32_t bin = 8 * lane, fitting = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const bool fits = before + upto[i] <= left;
+    bin += fits ? 1 : 0;
+    fitting = max(fitting, fits ? upto[i] : 0);
+  }
+  return make_uint2(__shfl_sync(~0u, bin, cutoff),
+                    left - __shfl_sync(~0u, before + fitting, cutoff));
+}
 
 struct RadixBins {
   alignas(16) uint32_t keys[kRadixBins];
@@ -16,26 +50,36 @@ struct CutoffShared {
   RadixBins own[2];  // of this block, in turn; the one that comes next is zero
   RadixBins all;     // of the team
 };
-template <class Team>
 constexpr int64_t cutoff_bytes(int team) {
-  return static_cast<int64_t>(sizeof(CutoffShared)) + Team::bin_bytes(team);
+  return static_cast<int64_t>(sizeof(CutoffShared)) + PushTeam::bin_bytes(team);
 }
+
+// Which of a thread's clusters are chosen: a bit for each of up to 32.
+struct ChosenBits {
+  uint32_t bits = 0;
+
+  __device__ void set(uint32_t i, bool is) { bits |= is ? 1u << i : 0; }
+  __device__ bool has(uint32_t i) const { return (bits >> i & 1) != 0; }
+  // body(i) for all of them.
+  template <class Body>
+  __device__ void for_each(const Body& body) const {
+#pragma unroll 1
+    for (uint32_t left = bits; left != 0; left &= left - 1) body(__ffs(left) - 1);
+  }
+};
 
 // Finds the cutoff, radix digit by digit, from histograms of keys over the whole team. The first
 // 256 bins lie around the score that is expected: mostly one of them holds the cutoff, and among
 // the 256 bins of that one the cluster at the cutoff is alone.
-template <class Team>
-class CutoffSearch : protected Team {
+class CutoffSearch : protected PushTeam {
  public:
   // `cutoff`: cutoff_bytes() of shared memory, for best().
-  __device__ CutoffSearch(int team, typename Team::Shared& shared, TeamExchange* exchange,
-                          char* cutoff)
-      : Team(team, shared, exchange, reinterpret_cast<uint2*>(cutoff + sizeof(CutoffShared))),
+  __device__ CutoffSearch(int team, Shared& shared, char* cutoff)
+      : PushTeam(team, shared, reinterpret_cast<uint2*>(cutoff + sizeof(CutoffShared))),
         cutoff_(*reinterpret_cast<CutoffShared*>(cutoff)) {}
 
  protected:
-  using Team::thread_;
-  static_assert(Team::kThreads % kRadixBins == 0);
+  static_assert(kThreads % kRadixBins == 0);
 
   // Before the first best(), a barrier between.
   __device__ void clear_bins() { clear(cutoff_.own[0]); }
@@ -66,13 +110,13 @@ class CutoffSearch : protected Team {
     }
   };
 
-  // Adds to `chosen` which of this thread's clusters are among the best: until `wanted` keys are
+  // Which of this thread's clusters are among the best: until `wanted` keys are
   // passed, or, if `nearest`, with or without the last cluster, whichever is nearer. score(i) and
   // keys(i) of the i-th of `count`; those of score -infinity are not there. Equal scores go by
   // their place. `window`: where the cutoff is looked for first.
-  template <class Chosen, class Score, class Keys>
-  __device__ Chosen best(Chosen chosen, int count, uint32_t wanted, bool nearest, Window window,
-                         const Score& score, const Keys& keys) {
+  template <class Score, class Keys>
+  __device__ ChosenBits best(int count, uint32_t wanted, bool nearest, Window window,
+                             const Score& score, const Keys& keys) {
     uint32_t left = wanted, clusters = 0;
 #pragma unroll 1
     for (;;) {
@@ -92,7 +136,7 @@ class CutoffSearch : protected Team {
       if (clusters == 1 || window.shift == 0) break;
       window.split();
     }
-    return take(chosen, count, window, left, clusters, nearest, score, keys);
+    return take(count, window, left, clusters, nearest, score, keys);
   }
 
  private:
@@ -117,7 +161,7 @@ class CutoffSearch : protected Team {
     const int bin = thread_ % kRadixBins;
     const uint2 words = make_uint2(own.keys[bin], own.clusters[bin]);
 #pragma unroll 1
-    for (int rank = thread_ / kRadixBins; rank < this->team_; rank += Team::kThreads / kRadixBins) {
+    for (int rank = thread_ / kRadixBins; rank < this->team_; rank += kThreads / kRadixBins) {
       this->send_bin(rank, bin, words.x, words.y);
     }
     bins_turn_ ^= 1;
@@ -134,9 +178,10 @@ class CutoffSearch : protected Team {
   }
 
   // `window`: the bin at the cutoff, with so many clusters; `left`: keys for these.
-  template <class Chosen, class Score, class Keys>
-  __device__ Chosen take(Chosen chosen, int count, const Window& window, uint32_t left,
-                         uint32_t clusters, bool nearest, const Score& score, const Keys& keys) {
+  template <class Score, class Keys>
+  __device__ ChosenBits take(int count, const Window& window, uint32_t left, uint32_t clusters,
+                             bool nearest, const Score& score, const Keys& keys) {
+    ChosenBits chosen;
     const uint32_t high = window.high, low = high - ((1u << window.shift) - 1);
     const auto is_tied = [&](float x) {
       return x > -INFINITY && rank_of(x) <= high && rank_of(x) >= low;

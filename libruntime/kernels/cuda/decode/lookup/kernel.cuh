@@ -8,7 +8,6 @@
 #include "libruntime/kernels/cuda/common/rows.cuh"
 #include "libruntime/kernels/cuda/decode/lookup/choice.cuh"
 #include "libruntime/kernels/cuda/decode/lookup/kernel.h"
-#include "libruntime/kernels/cuda/decode/lookup/parts.cuh"
 #include "libruntime/kernels/cuda/decode/lookup/push_team.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
@@ -16,27 +15,14 @@
 
 namespace sqz::cuda {
 
-inline constexpr int kLookupThreads = 512;
-inline constexpr int kLookupWarps = kLookupThreads / 32;
 inline constexpr int kMostOfThread = 32;  // clusters: a bit each
 
-// The first two, for clusters by their rule, push: on GPUs with clusters of blocks, where a slice
-// of every level fits in shared memory. The others serve every rule anywhere.
-enum class LookupKind { kThreshold, kBudget, kAny, kPages };
-
-constexpr bool pushes(LookupKind kind) {
-  return kind == LookupKind::kThreshold || kind == LookupKind::kBudget;
-}
-template <LookupKind kKind>
-using TeamOf =
-    std::conditional_t<pushes(kKind), PushTeam<kLookupThreads>, PullTeam<kLookupThreads>>;
-
-// At the beginning of a block's dynamic shared memory; what rules that count need and, if there is
-// room, spans, logits and (unless it pushes) what is chosen of its slice follow.
-template <int kDim, LookupKind kKind>
+// At the beginning of a block's dynamic shared memory; what the rule that counts needs, spans and
+// logits of its slice follow.
+template <int kDim>
 struct LookupShared {
-  QueryRows<kDim> queries[kKind == LookupKind::kPages ? 2 : 1];  // pages: positive, negative parts
-  typename TeamOf<kKind>::Shared team;
+  QueryRows<kDim> queries;
+  PushTeam::Shared team;
   float2 sums[kMostGroup][kLookupWarps];  // of the warps: maximum, and sum relative to it
   float lse[kMostGroup];
 };
@@ -46,54 +32,41 @@ __host__ __device__ constexpr int logit_stride(int slice) {
   return (slice + 31) / 32 * 32 + 8;
 }
 
-template <int kDim, LookupKind kKind>
-constexpr int64_t fixed_bytes(int team) {
-  return static_cast<int64_t>(sizeof(LookupShared<kDim, kKind>)) +
-         (kKind == LookupKind::kThreshold ? 0 : cutoff_bytes<TeamOf<kKind>>(team));
+template <int kDim>
+constexpr int64_t fixed_bytes(int team, bool budget) {
+  return static_cast<int64_t>(sizeof(LookupShared<kDim>)) + (budget ? cutoff_bytes(team) : 0);
 }
 // Shared memory of a block for slices of `slice` clusters.
-template <int kDim, LookupKind kKind>
-constexpr int64_t lookup_bytes(int team, int slice, int group) {
-  return fixed_bytes<kDim, kKind>(team) + int64_t{pushes(kKind) ? 8 : 12} * slice +
+template <int kDim>
+constexpr int64_t lookup_bytes(int team, int slice, int group, bool budget) {
+  return fixed_bytes<kDim>(team, budget) + int64_t{8} * slice +
          int64_t{4} * group * logit_stride(slice);
 }
 
-template <class Element, int kDim, LookupKind kKind>
-class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
-  using Base = Choice<TeamOf<kKind>, pushes(kKind)>;
-  using Shared = LookupShared<kDim, kKind>;
-  using Base::p_, Base::pair_, Base::head_, Base::spans_, Base::words_, Base::begin_, Base::size_;
-  using Base::team_, Base::rank_, Base::thread_, Base::lane_, Base::warp_;
-  using typename Base::Chosen, typename Base::Window;
-  static constexpr bool kPages = kKind == LookupKind::kPages, kPushes = pushes(kKind);
+// kBudget: the rule counts keys; else clusters are compared with a threshold.
+template <class Element, int kDim, bool kBudget>
+class Lookup : private Choice {
+  using Shared = LookupShared<kDim>;
 
  public:
-  // `slice`: clusters that a block's shared memory has room for; 0: it has none.
+  // `slice`: clusters that a block's shared memory has room for.
   __device__ Lookup(const LookupParams& params, int team, int slice, char* memory)
-      : Base(params, team, static_cast<int>(blockIdx.x) / team,
-             reinterpret_cast<Shared*>(memory)->team, memory + sizeof(Shared)),
+      : Choice(params, team, static_cast<int>(blockIdx.x) / team,
+               reinterpret_cast<Shared*>(memory)->team, memory + sizeof(Shared)),
         s_(*reinterpret_cast<Shared*>(memory)),
-        stride_(kPushes || slice > 0 ? logit_stride(slice) : static_cast<int>(params.width)) {
-    if (!kPushes && slice == 0) return;
-    spans_ = reinterpret_cast<uint2*>(memory + fixed_bytes<kDim, kKind>(team));
+        stride_(logit_stride(slice)) {
+    spans_ = reinterpret_cast<uint2*>(memory + fixed_bytes<kDim>(team, kBudget));
     logits_ = reinterpret_cast<float*>(spans_ + slice);
-    if (!kPushes) words_ = reinterpret_cast<uint32_t*>(logits_ + params.group * stride_);
   }
 
   __device__ void run() {
-    look_up();
-    this->leave_team();
-  }
-
- private:
-  __device__ void look_up() {
-    this->begin_team();
+    begin_team();
     // Nothing of this depends on earlier kernels.
     Step steps[kSteps];
     uint32_t wanted = 0;
-    if (rule() != LookupRule::kThreshold) {
+    if (kBudget) {
       wanted = __ldg(p_.wanted + head_);
-      this->clear_bins();
+      clear_bins();
     }
     take_slice(p_.level[0].clusters);
     begin_level(p_.level[0], nullptr, steps);
@@ -102,52 +75,42 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
     // Not before the queries are there: attention counts on it.
     ptx::griddepcontrol_launch_dependents();
     load_queries();
-    this->await_team();
+    await_team();
 #pragma unroll 1
     for (int k = 0;; ++k) {
       const LookupLevel& level = p_.level[k];
       const uint32_t* alive = k == 0 ? nullptr : alive_list(k - 1);
       score(level, alive, steps);
-      if (!(kPages ? bound() : add_up())) {
+      if (!add_up()) {
         if (rank_ == 0 && thread_ == 0) end_with_fault(p_, pair_);
         return;
       }
       const bool finest = k + 1 == p_.levels;
-      const uint32_t first = thread_ * this->each();
-      const Chosen chosen = this->choose(
-          rule(), level, alive, finest, wanted,
-          kPages ? Window::everything() : Window::around(level.threshold),
-          [&] { return pass(level.threshold); },
-          [&] {
-            if (!kPages) combine();
-          },
+      const uint32_t first = thread_ * each();
+      const ChosenBits chosen = choose(
+          kBudget, level, alive, finest, wanted, Window::around(level.threshold),
+          [&] { return pass(level.threshold); }, [&] { combine(); },
           [&](uint32_t i) { return logits_[first + i]; });
       if (finest) {
-        this->emit(chosen, level, alive);
+        emit(chosen);
         return;
       }
-      const uint32_t count = this->list_children(chosen, level, alive, alive_list(k));
+      const uint32_t count = list_children(chosen, alive_list(k));
       take_slice(count);
       begin_level(p_.level[k + 1], alive_list(k), steps);
     }
   }
 
-  __device__ LookupRule rule() const {
-    return kKind == LookupKind::kThreshold ? LookupRule::kThreshold
-           : kKind == LookupKind::kBudget  ? LookupRule::kBudget
-                                           : p_.rule;
-  }
-
+ private:
   // Of 8 rows, in a step.
-  static constexpr int kTiles = kPages || kDim > 128 ? 1 : kDim > 64 ? 2 : 4;
-  static constexpr int kSteps = kPages && kDim > 128 ? 1 : 2;  // of a warp, under way
-  static constexpr uint32_t kTileStride = 8 * kLookupWarps;    // rows between a warp's tiles
-  static constexpr uint32_t kStride = kTiles * kTileStride;    // and between its steps
+  static constexpr int kTiles = kDim > 128 ? 1 : kDim > 64 ? 2 : 4;
+  static constexpr int kSteps = 2;                           // of a warp, under way
+  static constexpr uint32_t kTileStride = 8 * kLookupWarps;  // rows between a warp's tiles
+  static constexpr uint32_t kStride = kTiles * kTileStride;  // and between its steps
 
-  // A step of a warp: centroids, and what the columns of their products stand for; of pages their
-  // greatest keys and their least.
+  // A step of a warp: centroids, and what the columns of their products stand for.
   struct Step {
-    RowPart<kDim> rows[kTiles], least[kPages ? kTiles : 1];
+    RowPart<kDim> rows[kTiles];
     float log_sizes[kTiles][2];
   };
 
@@ -155,10 +118,7 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
     const uint32_t each = count / team_, more = count % team_, rank = rank_;
     begin_ = rank * each + min(rank, more);
     size_ = each + (rank < more ? 1 : 0);
-    this->centroids_ += kPages ? 2 * count : count;
-    if (kPushes || spans_ != nullptr) return;
-    logits_ = p_.logits + static_cast<int64_t>(pair_) * (p_.group + 1) * p_.width + begin_;
-    words_ = reinterpret_cast<uint32_t*>(logits_ + p_.group * p_.width);
+    centroids_ += count;
   }
   __device__ uint32_t* alive_list(int level) const {
     return p_.alive + (static_cast<int64_t>(pair_) * 2 + level % 2) * p_.width;
@@ -175,11 +135,10 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
       const uint32_t at = 8 * warp_ + s * kStride;
       if (at < size_) load_step(level, alive, at, steps[s]);
     }
-    if (!kPushes && spans_ == nullptr) return;
     const uint32_t* offsets = level.offsets + static_cast<int64_t>(head_) * (level.clusters + 1);
 #pragma unroll 1
     for (uint32_t j = thread_; j < size_; j += kLookupThreads) {
-      const uint32_t* from = offsets + this->cluster_of(alive, j);
+      const uint32_t* from = offsets + cluster_of(alive, j);
       const uint32_t to = ptx::shared_address(spans_ + j);
       ptx::cp_async_4(to, from);
       ptx::cp_async_4(to + 4, from + 1);
@@ -190,23 +149,17 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
   __device__ __forceinline__ void load_step(const LookupLevel& level, const uint32_t* alive,
                                             uint32_t at, Step& step) const {
     const int64_t first = static_cast<int64_t>(head_) * level.clusters;
-    const auto rows_of = [&](const void* centroids, uint32_t row) {
-      return static_cast<const char*>(centroids) + (first + row) * kDim * 2;
-    };
+    const auto* rows = static_cast<const char*>(level.centroids) + first * kDim * 2;
     const float* sizes = level.log_sizes + first;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       const uint32_t tile = at + t * kTileStride;
-      const uint32_t row = this->cluster_of(alive, min(tile + lane_ / 4, size_ - 1));
-      step.rows[t].load(rows_of(kPages ? level.greatest : level.centroids, row), lane_);
-      if constexpr (kPages) {
-        step.least[t].load(rows_of(level.centroids, row), lane_);
-      } else {
+      const uint32_t row = cluster_of(alive, min(tile + lane_ / 4, size_ - 1));
+      step.rows[t].load(rows + static_cast<int64_t>(row) * kDim * 2, lane_);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const uint32_t j = min(tile + 2 * (lane_ % 4) + i, size_ - 1);
-          step.log_sizes[t][i] = __ldg(sizes + this->cluster_of(alive, j));
-        }
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t j = min(tile + 2 * (lane_ % 4) + i, size_ - 1);
+        step.log_sizes[t][i] = __ldg(sizes + cluster_of(alive, j));
       }
     }
   }
@@ -216,12 +169,11 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
     const int64_t first = static_cast<int64_t>(head_) * p_.level[0].clusters + begin_;
     const int64_t begin = (first + kSteps * kStride) * kDim * 2, end = (first + size_) * kDim * 2;
     ask_for(p_.level[0].centroids, begin, end);
-    if (kPages) ask_for(p_.level[0].greatest, begin, end);
 #pragma unroll 1
     for (int k = 0; k < p_.levels; ++k) {
       const LookupLevel& level = p_.level[k];
       const bool finest = k + 1 == p_.levels;
-      if (rule() != LookupRule::kThreshold && !finest) ask_for_share(level.sizes, level.clusters);
+      if (kBudget && !finest) ask_for_share(level.sizes, level.clusters);
       if (k == 0) continue;
       ask_for_share(level.offsets, level.clusters + 1);
       ask_for_share(level.log_sizes, level.clusters);
@@ -243,40 +195,13 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
 
   __device__ void load_queries() {
     const int64_t first = static_cast<int64_t>(pair_) * p_.group;
-    const auto load = [&](int row, int chunk, float(&x)[8]) {
-      load_8(p_.q_dtype, p_.q, (first + row) * kDim + chunk * 8, x);
-    };
-    if constexpr (kPages) {
-      // The bound of a page is linear in the positive and negative parts of a query, so that the
-      // mean over queries is the bound of their mean parts.
-      for (int part = 0; part < 2; ++part) {
-        make_query_rows<Element, kDim>(
-            s_.queries[part], rows(), thread_, kLookupThreads, [&](int, int chunk, float(&x)[8]) {
-              for (int r = 0; r < p_.group; ++r) {
-                float y[8];
-                load(r, chunk, y);
+    make_query_rows<Element, kDim>(s_.queries, p_.group, thread_, kLookupThreads,
+                                   [&](int row, int chunk, float(&x)[8]) {
+                                     load_8(p_.q_dtype, p_.q, (first + row) * kDim + chunk * 8, x);
 #pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                  const float z = part == 0 ? fmaxf(y[i], 0.0f) : fminf(y[i], 0.0f);
-                  // fmaxf and fminf drop NaN; a bound must not.
-                  x[i] += (y[i] == y[i] ? z : y[i]) / static_cast<float>(p_.group);
-                }
-              }
-            });
-      }
-    } else {
-      make_query_rows<Element, kDim>(s_.queries[0], p_.group, thread_, kLookupThreads,
-                                     [&](int row, int chunk, float(&x)[8]) {
-                                       load(row, chunk, x);
-#pragma unroll
-                                       for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
-                                     });
-    }
+                                     for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
+                                   });
     __syncthreads();
-  }
-  // Of logits.
-  __device__ int rows() const {
-    return kPages ? 1 : p_.group;
   }
 
   // ---- Scores.
@@ -293,10 +218,7 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
         const uint32_t here = at + s * kStride, next = here + kSteps * kStride;
         if (here >= size_) continue;
         float d[kTiles][4] = {};
-        multiply_rows<Element, kDim, kTiles>(s_.queries[0], steps[s].rows, lane_, d);
-        if constexpr (kPages) {
-          multiply_rows<Element, kDim, kTiles>(s_.queries[1], steps[s].least, lane_, d);
-        }
+        multiply_rows<Element, kDim, kTiles>(s_.queries, steps[s].rows, lane_, d);
         take_logits(here, steps[s].log_sizes, d);
         if (next < size_) load_step(level, alive, next, steps[s]);
       }
@@ -314,14 +236,13 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const uint32_t j = at + t * kTileStride + 2 * (lane_ % 4) + i;
-        const float x = d[t][i] + d[t][i + 2], log_size = kPages ? 0 : log_sizes[t][i];
-        const bool is = j < size_ && row < rows();
+        const float x = d[t][i] + d[t][i + 2], log_size = log_sizes[t][i];
+        const bool is = j < size_ && row < p_.group;
         if (is) logits_[row * stride_ + j] = log_size == -INFINITY ? -INFINITY : x;
         y[t][i] = is && log_size > -INFINITY ? x + log_size * 1.4426950408889634f : -INFINITY;
         top = fmaxf(top, y[t][i]);
       }
     }
-    if (kPages) return;
     sum_ *= ptx::ex2_approx(maximum_ - top);
     maximum_ = top;
 #pragma unroll
@@ -356,20 +277,20 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
     if (adds) {
       own = s_.sums[row][at];
       add_sums<kLookupWarps>(own);
-      if (at < team_) this->send(at, row, __float_as_uint(own.x), __float_as_uint(own.y));
+      if (at < team_) send(at, row, __float_as_uint(own.x), __float_as_uint(own.y));
     }
-    this->await_received(kMostGroup, adds);
+    await_received(kMostGroup, adds);
     if (adds) {
       float2 sums = make_float2(kLowestLogit, 0);
       if (at < team_) {
-        const uint2 words = this->received(at, row);
+        const uint2 words = received(at, row);
         sums = make_float2(__uint_as_float(words.x), __uint_as_float(words.y));
       }
       add_sums<kMostTeam>(sums);
       // Nothing alive: no logit will be compared with it.
       if (at == 0) s_.lse[row] = sums.y == 0 ? 0 : sums.x + __log2f(sums.y);
     }
-    this->end_exchange();
+    end_exchange();
     __syncthreads();
     bool sound = true;
 #pragma unroll 1
@@ -378,39 +299,17 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
   }
   static_assert(kLookupWarps == kMostTeam);
 
-  // Pages: the greatest bound over the rows, in the place of the first row's; false if one is NaN
-  // or infinite.
-  __device__ bool bound() {
-    __syncthreads();
-    const uint32_t count = this->own_count(), first = thread_ * this->each();
-    bool sound = true;
-#pragma unroll 1
-    for (uint32_t i = 0; i < count; ++i) {
-      float* bounds = logits_ + first + i;
-      float top = -INFINITY;
-      for (int r = 0; r < rows(); ++r) {
-        const float x = bounds[r * stride_];
-        sound = sound && fabsf(x) <= FLT_MAX;
-        top = fmaxf(top, x);
-      }
-      bounds[0] = top;
-    }
-    Sums all;
-    this->sums_before({sound ? 0u : 1u, 0}, all);
-    return all.a == 0;
-  }
-
   // ---- What is chosen.
 
   // S, the mean over the rows, is compared with T as 2^(log2 S - log2 T) with 1. A ratio that
   // overflows is chosen, and one that underflows is far below.
-  __device__ Chosen pass(float threshold) const {
-    const uint32_t count = this->own_count(), first = thread_ * this->each();
+  __device__ ChosenBits pass(float threshold) const {
+    const uint32_t count = own_count(), first = thread_ * each();
     const int rows = p_.group;
     float least[kMostGroup];
 #pragma unroll
     for (int r = 0; r < kMostGroup; ++r) least[r] = r < rows ? s_.lse[r] + threshold : 0;
-    Chosen chosen = this->none();
+    ChosenBits chosen;
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
       const float* logits = logits_ + first + i;
@@ -427,7 +326,7 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
 
   // Puts log2 S, the mean over the rows, in the place of the first row's logit.
   __device__ void combine() {
-    const uint32_t count = this->own_count(), first = thread_ * this->each();
+    const uint32_t count = own_count(), first = thread_ * each();
     const int rows = p_.group;
     const float log_group = __log2f(static_cast<float>(rows));
 #pragma unroll 1
@@ -449,7 +348,7 @@ class Lookup : private Choice<TeamOf<kKind>, pushes(kKind)> {
   }
 
   Shared& s_;
-  float* logits_ = nullptr;  // [group][stride_] of the slice; global memory if it has no room
+  float* logits_;  // [group][stride_] of the slice, in shared memory
   const int stride_;
   float maximum_ = 0, sum_ = 0;
 };

@@ -1,6 +1,7 @@
-// Lookup for decoding: one query token a request against the centroids of an index, level by level,
-// or against the bounds of its pages; the selected runs of every (request, KV head). The scores are
-// those of libruntime/select/score.h and scorers.cc, the rules those of libruntime/select/rule.h.
+// Lookup for decoding: one query token a request against the centroids of an index, level by level;
+// the selected runs of every (request, KV head). The scores are those of libruntime/select/score.h,
+// the rules those of libruntime/select/rule.h. It needs thread block clusters, which GPUs have from
+// compute capability 9.0 on. prefill_lookup() serves elsewhere, and for what does not fit.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,17 +15,9 @@
 namespace sqz::cuda {
 
 inline constexpr int kMostLevels = 4;
-inline constexpr int kMostTeam = 16;        // blocks of a team: they share a pair
-inline constexpr int kExchangeWords = 512;  // that a block sends its team at once
+inline constexpr int kMostTeam = 16;  // blocks of a team: they share a pair
 
-// What the blocks of a team exchange on GPUs whose blocks do not see each other's shared
-// memory.
-struct TeamExchange {
-  uint32_t arrived = 0, left = 0;  // blocks; zero between launches
-  alignas(8) uint32_t words[2][kMostTeam][kExchangeWords];
-};
-
-enum class LookupRule : int32_t { kThreshold, kBudget, kTop };
+enum class LookupRule : int32_t { kThreshold, kBudget };
 
 struct LookupLevel {
   const void* centroids = nullptr;    // [Hkv, n, d]; of pages: their least keys
@@ -43,20 +36,16 @@ struct LookupParams {
   int32_t dim = 0;             // 64, 96, 128 or 256
   int32_t requests = 0, kv_heads = 0, group = 0;
   float scale = 0;  // attention scale * log2(e)
-  bool pages = false;
   Device device;
   LookupRule rule = LookupRule::kThreshold;
-  const uint32_t* wanted = nullptr;  // [Hkv] keys (kBudget) or pages (kTop)
+  const uint32_t* wanted = nullptr;  // [Hkv] keys, or pages
   int32_t levels = 1;
   LookupLevel level[kMostLevels];
   uint32_t slots = 0;  // M
 
   // Workspace; width: at least every n.
   int64_t width = 0;
-  // [pairs, group + 1, width] used where shared memory is too small: logits, what is chosen.
-  float* logits = nullptr;
-  uint32_t* alive = nullptr;         // [pairs, 2, width]
-  TeamExchange* exchange = nullptr;  // [device.multiprocessors] zeroed once; null with clusters
+  uint32_t* alive = nullptr;  // [pairs, 2, width]
   RunLists lists;
   unsigned long long* counters = nullptr;  // {selections, keys, centroids} are added to
 };
@@ -67,12 +56,12 @@ inline int64_t run_capacity(int64_t width) {
   return width / 2 + width / 64 + 2 * kMostTeam;
 }
 
-// Teams of which size a GPU holds at once, for this dim, dtype, width and kind: a team must not
+// Teams of which size a GPU holds at once, for this dim, dtype, width and rule: a team must not
 // wait for another's end.
 struct TeamSizes {
-  int teams[kMostTeam + 1] = {};  // so many of each size
+  int teams[kMostTeam + 1] = {};  // so many of each size; 0 of one that cannot serve
 
-  // For a call with so many pairs.
+  // For a call with so many pairs; 1: none.
   int of(int pairs) const {
     int team = kMostTeam;
     while (team > 1 && teams[team] < pairs) --team;

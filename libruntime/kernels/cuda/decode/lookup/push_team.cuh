@@ -3,21 +3,23 @@
 // block has written, and a block leaves when it is done.
 #pragma once
 
+#include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/decode/lookup/kernel.h"
-#include "libruntime/kernels/cuda/decode/lookup/team.cuh"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
 #include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
 
 namespace sqz::cuda {
 
+inline constexpr int kLookupThreads = 512;
+inline constexpr int kLookupWarps = kLookupThreads / 32;
+inline constexpr int kRadixBins = 256;  // of scores, a histogram's
+
 // Exchanges follow each other, the same for all blocks: in each, a block sends every member as
 // much, itself too, and awaits as much from every member. Exchange number exchange_ has the buffers
 // of turn(): nobody is two exchanges ahead of a block that still reads.
-template <int kBlockThreads>
 class PushTeam {
  public:
-  static constexpr int kThreads = kBlockThreads;
-  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kThreads = kLookupThreads, kWarps = kLookupWarps;
 
   struct Shared {
     uint2 inbox[2][kMostGroup * kMostTeam];  // by the team, in turn
@@ -29,7 +31,7 @@ class PushTeam {
     return static_cast<int64_t>(sizeof(uint2)) * 2 * kRadixBins * team;
   }
 
-  __device__ PushTeam(int team, Shared& shared, TeamExchange*, uint2* bins)
+  __device__ PushTeam(int team, Shared& shared, uint2* bins)
       : team_(team),
         rank_(static_cast<int>(blockIdx.x) % team),
         thread_(static_cast<int>(threadIdx.x)),
@@ -90,7 +92,6 @@ class PushTeam {
     __syncwarp();
     ptx::barrier_cluster();
   }
-  __device__ void leave_team() const {}
 
   // Sums of the threads before this one over the team, and of the team. An exchange.
   __device__ Sums sums_before(Sums own, Sums& all) {

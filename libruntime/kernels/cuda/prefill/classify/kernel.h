@@ -1,12 +1,13 @@
-// Lookup for blocks of query tokens among the buckets of a query classifier: all queries of a
-// stretch of tokens through the networks of their KV heads, two products of matrices; the shares of
-// the attention that they give to each bucket, added up over the tokens and heads of a block; and
-// the runs of the best buckets. Scores and rule are those of libruntime/select/scorers.cc, weights
-// and precision those of decode_classify. Pairs are numbered pair = block * Hkv + head.
+// Lookup of the selector saap: all queries of a stretch of tokens go through the networks of their
+// KV heads, two products of matrices; the shares of the attention that they give to each bucket are
+// added up over the tokens and heads of a block; and the runs of the best buckets. Scores and rule
+// are those of libruntime/select/scorers.cc. Weights are float16 (weights.h), products those of
+// 22-bit queries and hidden units, sums float32. Pairs are numbered pair = block * Hkv + head.
 #pragma once
 
-#include "libruntime/kernels/cuda/decode/classify/weights.h"
-#include "libruntime/kernels/cuda/prefill/lookup/sm80/kernel.h"
+#include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/prefill/classify/weights.h"
+#include "libruntime/kernels/cuda/prefill/prefill.h"
 
 namespace sqz::cuda {
 
@@ -23,15 +24,18 @@ struct SplitMatrix {
 };
 
 struct BlockClassify {
-  // level[0]: clusters = C, offsets, sizes; scores, faults, and what sm80_choose() takes. q as it
-  // is after RoPE, unless `frequencies` is null.
-  Sm80Lookup lookup;
+  // level: clusters = C, offsets, sizes, wanted. Queries as they are after RoPE, unless
+  // `frequencies` is null.
+  PrefillLookup lookup;
+  Device device;
   ClassifierNetwork network;
   const float* frequencies = nullptr;  // [d / 2] radians a token; null: q is before RoPE
   float shrink = 1;                    // of a query after RoPE: as in RopeUndo
   const int64_t* positions = nullptr;  // [T] host memory, if there are frequencies
 
-  // Workspace, of a stretch of `tokens`, at most kClassifyTokens; a head's rows are token * group +
+  // Workspace.
+  float* scores = nullptr;  // [pairs, C] log2 of the shares by size
+  // Of a stretch of `tokens`, at most kClassifyTokens; a head's rows are token * group +
   // head of the group.
   int32_t tokens = 0;
   SplitMatrix queries, units;  // [rows, d], [rows, H]
@@ -56,7 +60,7 @@ struct Stretch {
   int32_t begin = 0, end = 0;
 
   __host__ __device__ int32_t rows(const BlockClassify& call) const {
-    return (end - begin) * call.lookup.token.group;
+    return (end - begin) * call.lookup.shape.group;
   }
 };
 

@@ -4,6 +4,7 @@
 #include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/prefill/classify/kernel.h"
+#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 
 namespace sqz::cuda {
@@ -71,6 +72,7 @@ struct LogitsOut {
 template <class Out>
 __global__ void __launch_bounds__(kThreads)
     product_kernel(const __grid_constant__ Product call, const __grid_constant__ Out out) {
+  prefill::begin_dependent();
   extern __shared__ __align__(16) char memory[];
   auto* ring = reinterpret_cast<Stage*>(memory);
   const int head = static_cast<int>(blockIdx.z), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -138,16 +140,85 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+constexpr int kFewTiles = 4;  // rows of tiles of a few queries
+constexpr int kFewWarps = 8;
+
+// The same for a few rows, which wait for weights: a block has 8 columns of the result, and its
+// warps share the columns of tiles between them. The upper half of an mma has rows, the lower half
+// what rounding took away from them.
+template <class Out>
+__global__ void __launch_bounds__(32 * kFewWarps)
+    few_rows_kernel(const __grid_constant__ Product call, const __grid_constant__ Out out,
+                    int row_tiles) {
+  constexpr int kOnce = 4;  // tiles of weights of a warp that are under way
+  __shared__ float2 sums[kFewWarps][kFewTiles][32];
+  const int head = static_cast<int>(blockIdx.y), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int columns = call.rows.columns, tile = static_cast<int>(blockIdx.x);
+  const uint4* rows = call.rows.words + head * call.rows.stride + lane;
+  const uint4* weights = call.weights + head * call.weight_stride + lane +
+                         int64_t{min(tile, call.weight_tiles - 1)} * columns * 32;
+  uint4 b[kOnce];
+  const auto load = [&](int first) {
+#pragma unroll
+    for (int i = 0; i < kOnce; ++i) {
+      b[i] = load_stream(weights + min(first + i * kFewWarps, columns - 1) * 32);
+    }
+  };
+  load(warp);
+  prefill::begin_dependent();
+  float d[kFewTiles][4] = {};
+#pragma unroll 1
+  for (int first = warp; first < columns; first += kOnce * kFewWarps) {
+#pragma unroll
+    for (int i = 0; i < kOnce; ++i) {
+      const int column = first + i * kFewWarps;
+      if (column >= columns) break;
+#pragma unroll
+      for (int t = 0; t < kFewTiles; ++t) {
+        if (t >= row_tiles) break;
+        const uint4 high = rows[(t * columns + column) * 64];
+        const uint4 low = rows[(t * columns + column) * 64 + 32];
+        const uint32_t upper[4] = {high.x, low.x, high.y, low.y};
+        const uint32_t lower[4] = {high.z, low.z, high.w, low.w};
+        F16::mma(d[t], upper, b[i].x, b[i].y);
+        F16::mma(d[t], lower, b[i].z, b[i].w);
+      }
+    }
+    if (first + kOnce * kFewWarps < columns) load(first + kOnce * kFewWarps);
+  }
+#pragma unroll
+  for (int t = 0; t < kFewTiles; ++t) {
+    sums[warp][t][lane] = make_float2(d[t][0] + d[t][2], d[t][1] + d[t][3]);
+  }
+  __syncthreads();
+  if (warp >= row_tiles) return;
+  float2 sum = {0, 0};
+#pragma unroll
+  for (int w = 0; w < kFewWarps; ++w) {
+    sum.x += sums[w][warp][lane].x;
+    sum.y += sums[w][warp][lane].y;
+  }
+  out.store(head, warp * kWeightRows + lane / 4, tile * kWeightRows + 2 * (lane % 4),
+            call.bias + int64_t{head} * call.bias_count, sum.x, sum.y);
+}
+
 // `wanted`: columns of the result, to the end of what is stored.
 template <class Out>
 Status launch(const Product& product, const Out& out, int64_t rows, int64_t wanted, int heads,
-              cudaStream_t stream) {
+              const Device& device, cudaStream_t stream) {
+  const auto few = static_cast<int>((rows + kWeightRows - 1) / kWeightRows);
+  if (few <= kFewTiles) {
+    const dim3 grid(static_cast<unsigned>((wanted + kWeightRows - 1) / kWeightRows),
+                    static_cast<unsigned>(heads));
+    return launch_blocks(few_rows_kernel<Out>, grid, 32 * kFewWarps, 0, device, stream, product,
+                         out, few);
+  }
   constexpr int kBytes = kRing * sizeof(Stage);
   static_assert(kBytes <= kLeastBlockShared);
-  const dim3 grid(static_cast<unsigned>(rows / kProductTile),
+  const dim3 grid(static_cast<unsigned>((rows + kProductTile - 1) / kProductTile),
                   static_cast<unsigned>((wanted + kProductTile - 1) / kProductTile),
                   static_cast<unsigned>(heads));
-  return launch_blocks(product_kernel<Out>, grid, kThreads, kBytes, Device(), stream, product, out);
+  return launch_blocks(product_kernel<Out>, grid, kThreads, kBytes, device, stream, product, out);
 }
 
 Product product_of(const SplitMatrix& rows, const void* weights, int64_t count, int64_t columns,
@@ -165,18 +236,17 @@ Product product_of(const SplitMatrix& rows, const void* weights, int64_t count, 
 }  // namespace
 
 Status find_units(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream) {
-  const LookupParams& p = call.lookup.token;
+  const PrefillShape& p = call.lookup.shape;
   const ClassifierNetwork& network = call.network;
   const Product product =
       product_of(call.queries, network.hidden_weight, network.hidden, p.dim, network.hidden_bias);
-  return launch(product, UnitsOut{call.units, network.hidden},
-                classify_rows(stretch.end - stretch.begin, p.group),
-                int64_t{call.units.columns} * kWeightColumns, p.kv_heads, stream);
+  return launch(product, UnitsOut{call.units, network.hidden}, stretch.rows(call),
+                int64_t{call.units.columns} * kWeightColumns, p.kv_heads, call.device, stream);
 }
 
 Status find_logits(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream) {
-  const LookupParams& p = call.lookup.token;
-  const int32_t buckets = p.level[0].clusters;
+  const PrefillShape& p = call.lookup.shape;
+  const int32_t buckets = call.lookup.level.clusters;
   const Product product = product_of(call.units, call.network.output_weight, buckets,
                                      call.network.hidden, call.network.output_bias);
   LogitsOut out;
@@ -184,8 +254,7 @@ Status find_logits(const BlockClassify& call, const Stretch& stretch, cudaStream
   out.width = product.weight_tiles * kWeightRows;
   out.stride = classify_rows(call.tokens, p.group) * out.width;
   out.buckets = buckets;
-  return launch(product, out, classify_rows(stretch.end - stretch.begin, p.group), out.width,
-                p.kv_heads, stream);
+  return launch(product, out, stretch.rows(call), out.width, p.kv_heads, call.device, stream);
 }
 
 }  // namespace sqz::cuda

@@ -4,6 +4,7 @@
 #include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/prefill/classify/kernel.h"
+#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -19,12 +20,18 @@ struct SplitCall {
   SplitMatrix to;
   const float* frequencies = nullptr;
   float shrink = 1;
+  RunTotals* totals = nullptr;  // [lists] whose faults are cleared, if it is the first stretch
+  int32_t lists = 0;
   float positions[kClassifyTokens]{};
 };
 
 // A block of threads a token; those beyond the last one fill tiles up.
 __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__ SplitCall call) {
+  prefill::begin_dependent();
   __shared__ float cosines[kMostHalf], sines[kMostHalf];
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < call.lists; i += gridDim.x * kThreads) {
+    call.totals[i].fault = 0;
+  }
   const int token = static_cast<int>(blockIdx.x), half = call.dim / 2;
   const bool present = token < call.tokens, turned = call.frequencies != nullptr;
   if (turned && present) {
@@ -68,11 +75,12 @@ __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__
 }  // namespace
 
 Status split_queries(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream) {
-  const LookupParams& p = call.lookup.token;
-  const int64_t query = int64_t{p.kv_heads} * p.group * p.dim * dtype_size(p.q_dtype);
+  const PrefillLookup& lookup = call.lookup;
+  const PrefillShape& p = lookup.shape;
+  const int64_t query = int64_t{p.kv_heads} * p.group * p.dim * dtype_size(lookup.q_dtype);
   SplitCall split;
-  split.q = static_cast<const std::byte*>(p.q) + stretch.begin * query;
-  split.dtype = p.q_dtype;
+  split.q = static_cast<const std::byte*>(lookup.queries) + stretch.begin * query;
+  split.dtype = lookup.q_dtype;
   split.tokens = stretch.end - stretch.begin;
   split.heads = p.kv_heads;
   split.group = p.group;
@@ -81,12 +89,14 @@ Status split_queries(const BlockClassify& call, const Stretch& stretch, cudaStre
   split.to = call.queries;
   split.frequencies = call.frequencies;
   split.shrink = call.shrink;
+  split.totals = lookup.chosen.totals;
+  split.lists = stretch.begin == 0 ? lookup.blocks.count * p.kv_heads : 0;
   if (call.frequencies != nullptr) {
     std::transform(call.positions + stretch.begin, call.positions + stretch.end, split.positions,
                    [](int64_t position) { return static_cast<float>(position); });
   }
   const auto blocks = static_cast<unsigned>((split.rows + p.group - 1) / p.group);
-  return launch_blocks(split_kernel, blocks, kThreads, 0, Device(), stream, split);
+  return launch_blocks(split_kernel, blocks, kThreads, 0, call.device, stream, split);
 }
 
 }  // namespace sqz::cuda

@@ -1,9 +1,10 @@
 // From logits to the scores of buckets: the softmax of every query, added up over the tokens and
 // heads of a block, over the bucket's size.
 #include "libruntime/kernels/cuda/common/launch_options.h"
-#include "libruntime/kernels/cuda/decode/lookup/parts.cuh"
+#include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/prefill/classify/kernel.h"
-#include "libruntime/kernels/cuda/prefill/common/sm80_tile.cuh"
+#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
+#include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -14,10 +15,11 @@ constexpr int kWarps = kThreads / 32;
 // A warp a row.
 __global__ void __launch_bounds__(kThreads)
     row_sums_kernel(const __grid_constant__ BlockClassify call, int rows, int64_t head_rows) {
+  prefill::begin_dependent();
   const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x / 32);
   const int head = static_cast<int>(blockIdx.y), lane = threadIdx.x % 32;
   if (row >= rows) return;
-  const int width = (call.lookup.token.level[0].clusters + 7) / 8 * 8;
+  const int width = (call.lookup.level.clusters + 7) / 8 * 8;
   const float* logits = call.logits + (head * head_rows + row) * width;
   float maximum = kLowestLogit, sum = 0;
 #pragma unroll 4
@@ -41,57 +43,65 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     add_shares_kernel(const __grid_constant__ BlockClassify call, Stretch stretch,
                       int64_t head_rows) {
-  __shared__ float sums[kWarps][32];
-  const Sm80Lookup& lookup = call.lookup;
-  const LookupParams& p = lookup.token;
+  prefill::begin_dependent();
+  __shared__ float2 sums[kWarps][32];
+  const PrefillLookup& lookup = call.lookup;
+  const PrefillShape& p = lookup.shape;
   const int pair = static_cast<int>(blockIdx.x), head = pair % p.kv_heads;
   const int2 block = block_of(lookup.blocks, pair / p.kv_heads);
   const int last = block.x + block.y;
   const int begin = max(block.x, stretch.begin), end = min(last, stretch.end);
   if (begin >= end) return;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int buckets = p.level[0].clusters, width = (buckets + 7) / 8 * 8;
+  const int buckets = lookup.level.clusters, width = (buckets + 7) / 8 * 8;
   const int bucket = static_cast<int>(blockIdx.y) * 32 + lane;
   const int64_t first = head * head_rows;
-  float sum = 0;
+  // In the log domain: the shares of far buckets are too small for a float.
+  float maximum = kLowestLogit, sum = 0;
   if (bucket < buckets) {
 #pragma unroll 8
     for (int row = (begin - stretch.begin) * p.group + warp; row < (end - stretch.begin) * p.group;
          row += kWarps) {
-      sum += exp2f(call.logits[(first + row) * width + bucket] - call.lse[first + row]);
+      const float x = call.logits[(first + row) * width + bucket] - call.lse[first + row];
+      if (!(x <= maximum)) {
+        sum *= exp2f(maximum - x);
+        maximum = x;
+      }
+      sum += exp2f(x - maximum);
     }
   }
-  sums[warp][lane] = sum;
+  sums[warp][lane] = make_float2(maximum, sum);
   __syncthreads();
   if (warp != 0 || bucket >= buckets) return;
-  float* score = lookup.scores + pair * p.width + bucket;
-  float share = begin == block.x ? 0.0f : *score;
+  float* score = call.scores + int64_t{pair} * buckets + bucket;
+  if (begin != block.x) add_sums(maximum, sum, *score, 1);
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) share += sums[w][lane];
+  for (int w = 1; w < kWarps; ++w) add_sums(maximum, sum, sums[w][lane].x, sums[w][lane].y);
+  const float share = maximum + log2f(sum);
   if (end < last) {
     *score = share;
     return;
   }
-  const uint32_t size = p.level[0].sizes[static_cast<int64_t>(head) * buckets + bucket];
+  const uint32_t size = lookup.level.sizes[static_cast<int64_t>(head) * buckets + bucket];
   const float found =
-      log2f(share / static_cast<float>(block.y * p.group)) - log2f(static_cast<float>(size));
+      share - log2f(static_cast<float>(block.y * p.group)) - log2f(static_cast<float>(size));
   *score = size == 0 ? -INFINITY : found;
-  if (size != 0 && !(found < INFINITY)) lookup.faults[pair] = 1;
+  if (size != 0 && !(found < INFINITY)) lookup.chosen.totals[pair].fault = 1;
 }
 
 }  // namespace
 
 Status add_shares(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream) {
-  const LookupParams& p = call.lookup.token;
+  const PrefillShape& p = call.lookup.shape;
   const int rows = stretch.rows(call);
   const int64_t head_rows = classify_rows(call.tokens, p.group);
   const dim3 row_grid(static_cast<unsigned>((rows + kWarps - 1) / kWarps),
                       static_cast<unsigned>(p.kv_heads));
-  SQZ_RETURN_IF_ERROR(launch_blocks(row_sums_kernel, row_grid, kThreads, 0, Device(), stream, call,
-                                    rows, head_rows));
+  SQZ_RETURN_IF_ERROR(launch_blocks(row_sums_kernel, row_grid, kThreads, 0, call.device, stream,
+                                    call, rows, head_rows));
   const dim3 grid(static_cast<unsigned>(call.lookup.blocks.count * p.kv_heads),
-                  static_cast<unsigned>((p.level[0].clusters + 31) / 32));
-  return launch_blocks(add_shares_kernel, grid, kThreads, 0, Device(), stream, call, stretch,
+                  static_cast<unsigned>((call.lookup.level.clusters + 31) / 32));
+  return launch_blocks(add_shares_kernel, grid, kThreads, 0, call.device, stream, call, stretch,
                        head_rows);
 }
 

@@ -13,11 +13,12 @@ __device__ __forceinline__ void begin_dependent() {
   ptx::griddepcontrol_launch_dependents();
 }
 
+inline constexpr Device kHopper = {.capability = 90, .compiled = 90};
+
 // Launches `kernel`, which calls begin_dependent() first.
 template <class Kernel, class... Args>
 Status launch_dependent(Kernel kernel, dim3 blocks, int threads, int64_t shared_bytes,
                         cudaStream_t stream, const Args&... args) {
-  constexpr Device kHopper = {.capability = 90, .compiled = 90};
   return launch_blocks(kernel, blocks, threads, shared_bytes, kHopper, stream, args...);
 }
 

@@ -30,6 +30,31 @@ Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int32_t r
   return {};
 }
 
+Status encode_key_maps(KeyMaps& maps, const PrefillShape& shape, const PrefillKeys& keys) {
+  if (maps.made) return {};
+  // A tensor without rows is never read; another one stands in for its map.
+  PrefillKeys all = keys;
+  if (keys.slots == 0) {
+    all.keys = keys.exact_keys;
+    all.values = keys.exact_values;
+    all.slots = keys.exact;
+  }
+  if (keys.exact == 0) {
+    all.exact_keys = keys.keys;
+    all.exact_values = keys.values;
+    all.exact = keys.slots;
+  }
+  const auto encode = [&](RowMaps& to, const void* data, int32_t rows) {
+    return encode_row_maps(to, data, shape.kv_heads, rows, shape.dim);
+  };
+  SQZ_RETURN_IF_ERROR(encode(maps.keys, all.keys, all.slots));
+  SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
+  SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
+  SQZ_RETURN_IF_ERROR(encode(maps.exact_values, all.exact_values, all.exact));
+  maps.made = true;
+  return {};
+}
+
 Status encode_query_map(CUtensorMap& map, const PrefillShape& shape, const void* queries,
                         int32_t total_tokens, int32_t heads, int32_t tokens) {
   const auto d = static_cast<uint64_t>(shape.dim), group = static_cast<uint64_t>(shape.group);

@@ -24,6 +24,23 @@ struct RowMaps {
 
 Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int32_t rows, int32_t dim);
 
+// The keys of a layer.
+struct LayerMaps {
+  RowMaps keys, values, exact_keys, exact_values;
+};
+// The same, kept from call to call: a map depends on addresses and shapes alone.
+struct KeyMaps : LayerMaps {
+  bool made = false;
+};
+// Unless they are made.
+Status encode_key_maps(KeyMaps& maps, const PrefillShape& shape, const PrefillKeys& keys);
+
+// The centroids of a level, kept likewise.
+struct LevelMaps {
+  RowMaps centroids;
+  bool made = false;
+};
+
 // Queries [T, Hq, d] in boxes of `tokens` tokens and `heads` heads of one group; what lies past T
 // arrives as zeros.
 Status encode_query_map(CUtensorMap& map, const PrefillShape& shape, const void* queries,

@@ -23,8 +23,8 @@ constexpr float slack_of(int keys) {
 struct alignas(16) WorkItem {
   int32_t block, kv_head, tile;
   int32_t begin, end, step;
-  int32_t slot;   // of the partial state; -1: all keys of the list, the result is final
-  int32_t whole;  // 1: every key of the layer, whatever the lists and masks say
+  int32_t slot;  // of the partial state; -1: all keys of the list, the result is final
+  int32_t unused;
 };
 static_assert(sizeof(WorkItem) == 32);
 

@@ -22,7 +22,7 @@ int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t*
   params.slot_capacity = 8 * multiprocessors;
   params.item_capacity = static_cast<int32_t>(tiles + params.slot_capacity);
   Layout layout(base);
-  params.counts = layout.take<WorkCounts>(2);
+  params.counts = layout.take<WorkCounts>(1);
   params.items = layout.take<WorkItem>(params.item_capacity);
   params.splits = layout.take<SplitTile>(params.slot_capacity);
   params.partial_lse = layout.take<float>(int64_t{params.slot_capacity} * kRows);
@@ -30,18 +30,14 @@ int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t*
   return static_cast<int64_t>(layout.used());
 }
 
-void set_tiles(PrefillAttendParams& params, int multiprocessors) {
-  params.small_m = prefill_small_m(params.shape, params.blocks, multiprocessors);
-  params.tiles = query_tiles(params.blocks, params.shape.group, params.slot_rows());
-  params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr,
-                               params.keys.coded.present());
-}
-
 PrefillAttendParams make_params(const PrefillAttend& call, int multiprocessors) {
   PrefillAttendParams params = {call};
   params.exact = call.keys.exact - call.keys.exact_skipped;
   params.scale = call.shape.scale * static_cast<float>(M_LOG2E);
-  set_tiles(params, multiprocessors);
+  params.small_m = prefill_small_m(params.shape, params.blocks, multiprocessors);
+  params.tiles = query_tiles(params.blocks, params.shape.group, params.slot_rows());
+  params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr,
+                               params.keys.coded.present());
   return params;
 }
 
@@ -89,24 +85,11 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   }
   if (coded && call.shape.dim > kMostCodedDim) return no_such_dim(call.shape.dim);
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
-  // Everything is read by one block of all tokens: its tiles share keys in the L2.
-  PrefillAttendParams all = params;
-  all.blocks = {call.blocks.tokens, 1, call.blocks.tokens, nullptr};
-  all.selected = {};
-  all.masks = all.rows = nullptr;
-  set_tiles(all, multiprocessors);
-  // Small-M calls of one block have the same tiles either way: one launch does both.
-  const bool same = params.small_m && params.blocks.count == 1;
-  if (!same) ++all.counts;
-  const auto attend = [&](const PrefillAttendParams& of) {
-    return call.shape.dtype == DType::kBF16 ? launch<__nv_bfloat16>(of, multiprocessors, stream)
-                                            : launch<__half>(of, multiprocessors, stream);
-  };
-  const AttendChoice choice = {params, all};
-  SQZ_RETURN_IF_ERROR(launch_schedule(choice, multiprocessors, stream));
-  SQZ_RETURN_IF_ERROR(attend(params));
-  if (call.whole != nullptr && !same) SQZ_RETURN_IF_ERROR(attend(all));
-  return launch_merge(choice, call.shape.dtype, multiprocessors, stream);
+  SQZ_RETURN_IF_ERROR(launch_schedule(params, multiprocessors, stream));
+  SQZ_RETURN_IF_ERROR(call.shape.dtype == DType::kBF16
+                          ? launch<__nv_bfloat16>(params, multiprocessors, stream)
+                          : launch<__half>(params, multiprocessors, stream));
+  return launch_merge(params, multiprocessors, stream);
 }
 
 }  // namespace sqz::cuda

@@ -33,9 +33,8 @@ namespace sqz::cuda::prefill {
 
 __device__ __forceinline__ KeyListView list_of(const PrefillAttendParams& params,
                                                const WorkItem& item) {
-  return KeyListView::of(item.whole != 0 ? RunLists() : params.selected,
-                         item.block * params.shape.kv_heads + item.kv_head, params.exact,
-                         params.keys.exact_skipped, params.keys.slots);
+  return KeyListView::of(params.selected, item.block * params.shape.kv_heads + item.kv_head,
+                         params.exact, params.keys.exact_skipped, params.keys.slots);
 }
 
 // Hands an item to the other roles.
@@ -122,7 +121,7 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
     }
     __syncwarp();
     const uint32_t* masks = nullptr;
-    if (kMasked && item.whole == 0) {
+    if (kMasked && params.masks != nullptr) {
       masks =
           params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
     }
@@ -278,7 +277,9 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
     float out[Config::kDim / 2];
     Softmax<T, kKeys> softmax(params.scale);
     const auto finish_logits = [&](float(&logits)[kKeys / 2], int i) {
-      if (kMasked && item.whole == 0) apply_masks<kKeys>(logits, shared.masks[keys.stage], bits);
+      if (kMasked && params.masks != nullptr) {
+        apply_masks<kKeys>(logits, shared.masks[keys.stage], bits);
+      }
       release(&shared.keys_empty[keys.stage]);
       keys.advance();
       if (i + kStep >= tiles) release(&shared.queries_empty);
@@ -344,7 +345,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
     }
 
     const uint32_t faults =
-        params.selected.totals == nullptr || item.whole != 0
+        params.selected.totals == nullptr
             ? 0
             : params.selected.totals[item.block * params.shape.kv_heads + item.kv_head].fault;
     float lse[2];
@@ -437,29 +438,6 @@ Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, 
   return launch_dependent(kernel, grid, kThreads, kShared, stream, params, maps);
 }
 
-inline Status encode_key_maps(const PrefillAttendParams& params, AttendMaps& maps) {
-  const PrefillKeys& keys = params.keys;
-  // A tensor without rows is never read; another one stands in for its map.
-  PrefillKeys all = keys;
-  if (keys.slots == 0) {
-    all.keys = keys.exact_keys;
-    all.values = keys.exact_values;
-    all.slots = keys.exact;
-  }
-  if (keys.exact == 0) {
-    all.exact_keys = keys.keys;
-    all.exact_values = keys.values;
-    all.exact = keys.slots;
-  }
-  const auto encode = [&](RowMaps& to, const void* data, int32_t rows) {
-    return encode_row_maps(to, data, params.shape.kv_heads, rows, params.shape.dim);
-  };
-  SQZ_RETURN_IF_ERROR(encode(maps.keys, all.keys, all.slots));
-  SQZ_RETURN_IF_ERROR(encode(maps.values, all.values, all.slots));
-  SQZ_RETURN_IF_ERROR(encode(maps.exact_keys, all.exact_keys, all.exact));
-  return encode(maps.exact_values, all.exact_values, all.exact);
-}
-
 template <class T, int kDim>
 Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream) {
   AttendMaps maps;
@@ -467,7 +445,12 @@ Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cud
                                        params.blocks.tokens, params.tiles.heads,
                                        params.tiles.tokens));
   const bool coded = params.keys.coded.present();
-  if (!coded) SQZ_RETURN_IF_ERROR(encode_key_maps(params, maps));
+  if (!coded) {
+    KeyMaps own;
+    KeyMaps& keys = params.maps != nullptr ? *params.maps : own;
+    SQZ_RETURN_IF_ERROR(encode_key_maps(keys, params.shape, params.keys));
+    static_cast<LayerMaps&>(maps) = keys;
+  }
   auto* launch = params.masks == nullptr ? (params.small_m ? launch_kernel<T, kDim, true, false>
                                                            : launch_kernel<T, kDim, false, false>)
                                          : (params.small_m ? launch_kernel<T, kDim, true, true>

@@ -24,23 +24,12 @@ struct PrefillAttendParams : PrefillAttend {
   __host__ __device__ int slot_rows() const { return small_m ? kRows / 2 : kRows; }
 };
 
-struct AttendMaps {
+struct AttendMaps : LayerMaps {
   CUtensorMap queries;
-  RowMaps keys, values, exact_keys, exact_values;
-};
-
-// Where *whole is not 0, a call is `all`, and `lists` has no items; else the other way round. With
-// the same `counts` they have the same items, and one launch serves both.
-struct AttendChoice {
-  PrefillAttendParams lists, all;
-
-  __device__ const PrefillAttendParams& params() const {
-    return lists.whole == nullptr || *lists.whole == 0 ? lists : all;
-  }
 };
 
 // Tiles of all lists as items, longest first, in `multiprocessors` about equal shares.
-Status launch_schedule(const AttendChoice& choice, int multiprocessors, cudaStream_t stream);
+Status launch_schedule(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream);
 
 // T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256, the last not for rows of 8 bits, whose tiles
 // do not fit. Compute capability 9.0.
@@ -55,7 +44,6 @@ constexpr int tile_keys(int dim, bool small_m, bool masked, bool coded) {
 }
 
 // Partial states of split tiles into out and lse, in the order of their keys.
-Status launch_merge(const AttendChoice& choice, DType dtype, int multiprocessors,
-                    cudaStream_t stream);
+Status launch_merge(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream);
 
 }  // namespace sqz::cuda::prefill

@@ -42,7 +42,7 @@ class RowFetcher {
         first_(first),
         end_(end),
         lane_(static_cast<int>(threadIdx.x & 31)) {
-    if (item.whole != 0) return;
+    if (params.masks == nullptr) return;
     const int64_t list = item.block * params.shape.kv_heads + item.kv_head;
     rows_ = params.rows + list * params.mask_stride;
     masks_ = params.masks + list * params.mask_stride;
@@ -78,7 +78,7 @@ class RowFetcher {
       ptx::mbarrier_wait_parity(&empty[ring.stage], ring.parity ^ 1);
       if (first_ == 0 && lane_ == 0) {
         constexpr uint32_t kBytes = kKeys * sizeof(uint32_t);
-        const bool masks = !values_ && item_.whole == 0;
+        const bool masks = !values_ && masks_ != nullptr;
         ptx::mbarrier_arrive_expect_tx(&full[ring.stage], masks ? kBytes : 0);
         if (masks) {
           ptx::cp_async_bulk(shared_.masks[ring.stage], masks_ + key, kBytes, &full[ring.stage]);

@@ -65,9 +65,8 @@ __device__ void merge_row(const PrefillAttendParams& params, const SplitTile& ti
 
 template <class T>
 __global__ void __launch_bounds__(kMergeThreads)
-    merge_kernel(const __grid_constant__ AttendChoice choice) {
+    merge_kernel(const __grid_constant__ PrefillAttendParams params) {
   begin_dependent();
-  const PrefillAttendParams& params = choice.params();
   const int rows = params.slot_rows(), parts = (params.shape.dim + 63) / 64;
   const int64_t all = static_cast<int64_t>(params.counts->splits) * rows * parts;
   const int64_t warps = gridDim.x * (kMergeThreads / 32);
@@ -83,17 +82,15 @@ __global__ void __launch_bounds__(kMergeThreads)
 
 }  // namespace
 
-Status launch_merge(const AttendChoice& choice, DType dtype, int multiprocessors,
-                    cudaStream_t stream) {
-  auto* kernel = dtype == DType::kBF16 ? merge_kernel<__nv_bfloat16> : merge_kernel<__half>;
-  // `all` has about as many rows.
-  const PrefillAttendParams& params = choice.lists;
+Status launch_merge(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream) {
+  const bool bf16 = params.shape.dtype == DType::kBF16;
+  auto* kernel = bf16 ? merge_kernel<__nv_bfloat16> : merge_kernel<__half>;
   const int64_t tiles =
       int64_t{params.blocks.count} * params.shape.kv_heads * params.tiles.tiles_of_block;
   const int64_t warps = tiles * params.slot_rows() * ((params.shape.dim + 63) / 64);
   const auto blocks = static_cast<unsigned>(
       std::min<int64_t>(4 * multiprocessors, (warps * 32 + kMergeThreads - 1) / kMergeThreads));
-  return launch_dependent(kernel, blocks, kMergeThreads, 0, stream, choice);
+  return launch_dependent(kernel, blocks, kMergeThreads, 0, stream, params);
 }
 
 }  // namespace sqz::cuda::prefill

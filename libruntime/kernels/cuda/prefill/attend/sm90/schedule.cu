@@ -118,7 +118,7 @@ __device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32
 }
 
 __global__ void __launch_bounds__(kScheduleThreads)
-    schedule_kernel(const __grid_constant__ AttendChoice choice, int32_t machines) {
+    schedule_kernel(const __grid_constant__ PrefillAttendParams params, int32_t machines) {
   __shared__ Schedule shared;
   const int thread = threadIdx.x;
   if (thread == 0) {
@@ -131,8 +131,6 @@ __global__ void __launch_bounds__(kScheduleThreads)
     shared.histogram[i / kBuckets][i % kBuckets] = 0;
   }
   begin_dependent();
-  const PrefillAttendParams& params = choice.params();
-  const int32_t whole = params.selected.totals == nullptr ? 1 : 0;
   const int32_t groups = params.blocks.count * params.shape.kv_heads;
   const uint32_t item_cost = own_tiles(params, kItemCost);
   __syncthreads();
@@ -242,7 +240,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
                                  apart ? min(begin + keys, group.keys) : group.keys,
                                  apart ? params.tile_keys : parts * params.tile_keys,
                                  partial ? static_cast<int32_t>(slot) + tile * parts + part : -1,
-                                 whole};
+                                 0};
     }
   }
   __syncthreads();
@@ -250,16 +248,15 @@ __global__ void __launch_bounds__(kScheduleThreads)
     if (params.counters != nullptr && params.selected.totals == nullptr) {
       atomicAdd(&params.counters[0], static_cast<unsigned long long>(params.blocks.count));
     }
-    *choice.lists.counts = *choice.all.counts = {};
-    params.counts->items = shared.items;
-    params.counts->splits = shared.splits;
+    *params.counts = {shared.items, shared.splits, 0, 0};
   }
 }
 
 }  // namespace
 
-Status launch_schedule(const AttendChoice& choice, int multiprocessors, cudaStream_t stream) {
-  return launch_dependent(schedule_kernel, 1, kScheduleThreads, 0, stream, choice, multiprocessors);
+Status launch_schedule(const PrefillAttendParams& params, int multiprocessors,
+                       cudaStream_t stream) {
+  return launch_dependent(schedule_kernel, 1, kScheduleThreads, 0, stream, params, multiprocessors);
 }
 
 }  // namespace sqz::cuda::prefill

@@ -3,40 +3,40 @@
 // being kept: a block has more of them than a memory pass is worth.
 #pragma once
 
-#include "libruntime/kernels/cuda/decode/lookup/parts.cuh"
+#include "libruntime/kernels/cuda/common/scores.cuh"
+#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/sm80_tile.cuh"
-#include "libruntime/kernels/cuda/prefill/lookup/sm80/kernel.h"
+#include "libruntime/kernels/cuda/prefill/lookup/kernel.h"
 
 namespace sqz::cuda {
 
 // A block of queries and a KV head, as both kernels see it.
 struct Sm80Pair {
   int pair, head, tokens;
-  int64_t first_row;       // of q: the block's first token, the first head of the group
-  uint32_t count;          // clusters to score
-  const uint32_t* alive;   // which; null = all
-  const char* centroids;   // [n, d] of the head
-  const float* log_sizes;  // [n]
+  int64_t first_row;      // of q: the block's first token, the first head of the group
+  uint32_t count;         // clusters to score
+  const uint32_t* ids;    // which; null = all
+  const uint32_t* sizes;  // of these; null: of pages
+  const char* centroids;  // [n, d] of the head
 
-  __device__ Sm80Pair(const Sm80Lookup& call, int level, int index)
-      : pair(index), head(index % call.token.kv_heads) {
-    const LookupParams& p = call.token;
-    const int2 block = block_of(call.blocks, pair / p.kv_heads);
+  __device__ Sm80Pair(const PrefillLookupParams& params, int index)
+      : pair(index), head(index % params.shape.kv_heads) {
+    const PrefillShape& shape = params.shape;
+    const int2 block = block_of(params.blocks, pair / shape.kv_heads);
     tokens = block.y;
-    first_row = (static_cast<int64_t>(block.x) * p.kv_heads + head) * p.group;
-    const LookupLevel& from = p.level[level];
-    count = level == 0 ? static_cast<uint32_t>(from.clusters) : call.state[pair].x;
-    alive = level == 0 ? nullptr
-                       : p.alive + (static_cast<int64_t>(pair) * 2 + (level - 1) % 2) * p.width;
-    const int64_t skip = static_cast<int64_t>(head) * from.clusters;
-    centroids = static_cast<const char*>(from.centroids) + skip * p.dim * 2;
-    log_sizes = from.log_sizes + skip;
+    first_row = (static_cast<int64_t>(block.x) * shape.kv_heads + head) * shape.group;
+    count = static_cast<uint32_t>(alive_clusters(params, pair));
+    const bool all = params.alive.totals == nullptr;
+    const int64_t n = params.level.clusters;
+    ids = all ? nullptr : params.ids + pair * n;
+    sizes = all ? params.level.sizes + head * n : params.alive_sizes + pair * n;
+    centroids = static_cast<const char*>(params.level.centroids) + head * n * shape.dim * 2;
   }
 
-  __device__ uint32_t cluster(uint32_t j) const { return alive == nullptr ? j : alive[j]; }
+  __device__ uint32_t cluster(uint32_t j) const { return ids == nullptr ? j : ids[j]; }
   // Row of q, as of lse, of row r of the block: token r / group.
-  __device__ int64_t row_of(const LookupParams& p, int token, int head_in_group) const {
-    return first_row + static_cast<int64_t>(token) * p.kv_heads * p.group + head_in_group;
+  __device__ int64_t row_of(const PrefillShape& shape, int token, int head_in_group) const {
+    return first_row + static_cast<int64_t>(token) * shape.kv_heads * shape.group + head_in_group;
   }
 };
 
@@ -59,23 +59,24 @@ struct Sm80Rows {
 
 template <class Element, int kDim, int kTiles>
 __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDim, kTiles>::kBlocks)
-    sm80_sums_kernel(const __grid_constant__ Sm80Lookup call, int level, int row_tiles) {
+    sm80_sums_kernel(const __grid_constant__ PrefillLookupParams call, int row_tiles) {
   using Rows = Sm80Rows<kDim, kTiles>;
   using Tile = typename Rows::Tile;
   constexpr int kStreamed = Tile::kStream / 8;
   extern __shared__ __align__(16) uint16_t memory[];
   __shared__ float log_sizes[2][Tile::kStream];
-  const LookupParams& p = call.token;
+  const PrefillShape& p = call.shape;
+  prefill::begin_dependent();
   const int item = static_cast<int>(blockIdx.x), part = item % kSm80Parts;
   const int first = item / kSm80Parts % row_tiles * Tile::kRows;
-  const Sm80Pair own(call, level, item / kSm80Parts / row_tiles);
+  const Sm80Pair own(call, item / kSm80Parts / row_tiles);
   const int count = own.tokens * p.group;
   if (first >= count) return;
-  const bool wide = kTiles == 1 && p.q_dtype != p.dtype;
+  const bool wide = kTiles == 1 && call.q_dtype != p.dtype;
   const Rows rows(memory, wide ? 2 : 1);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   load_query_rows<Element, kDim, Tile::kRows>(
-      p.q, p.q_dtype, p.dtype,
+      call.queries, call.q_dtype, p.dtype,
       [&](int r) -> int64_t {
         r += first;
         return r < count ? own.row_of(p, r / p.group, r % p.group) * kDim : -1;
@@ -92,8 +93,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
     ptx::cp_async_commit_group();
     if (threadIdx.x >= Tile::kStream) return;
     const uint32_t j = tile + threadIdx.x;
-    log_sizes[stage][threadIdx.x] =
-        j < end ? own.log_sizes[own.cluster(j)] * 1.4426950408889634f : -INFINITY;
+    log_sizes[stage][threadIdx.x] = j < end ? log2f(static_cast<float>(own.sizes[j])) : -INFINITY;
   };
   float maximum[2 * kTiles], sum[2 * kTiles] = {};
 #pragma unroll
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
 #pragma unroll
       for (int m = 0; m < 2 * kTiles; ++m) {
         float& x = d[m / 2][i / 2][m % 2 * 2 + i % 2];
-        x = fmaf(x, p.scale, log_size);
+        x = fmaf(x, call.scale, log_size);
       }
     }
     add_exponentials(d, maximum, sum);
@@ -125,25 +125,27 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
     add_sums_of_lanes(maximum[m], sum[m]);
     const int r = first + warp * Tile::kWarpRows + 8 * m + lane / 4;
     if (r >= count || lane % 4 != 0) continue;
-    call.sums[own.row_of(p, r / p.group, r % p.group) * kSm80Parts + part] =
+    const int64_t queries = int64_t{call.blocks.tokens} * p.kv_heads * p.group;
+    call.row_states[part * queries + own.row_of(p, r / p.group, r % p.group)] =
         make_float2(maximum[m], sum[m]);
   }
 }
 
 template <class Element, int kDim, int kTiles>
 __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDim, kTiles>::kBlocks)
-    sm80_scores_kernel(const __grid_constant__ Sm80Lookup call, int level, int cluster_tiles) {
+    sm80_scores_kernel(const __grid_constant__ PrefillLookupParams call, int cluster_tiles) {
   using Rows = Sm80Rows<kDim, kTiles>;
   using Tile = typename Rows::Tile;
   constexpr int kStreamed = Tile::kStream / 8;
   extern __shared__ __align__(16) uint16_t memory[];
   __shared__ float lse[2][Tile::kStream];
   __shared__ int64_t query_rows[2][Tile::kStream];  // of q; below 0: none
-  const LookupParams& p = call.token;
-  const Sm80Pair own(call, level, static_cast<int>(blockIdx.x) / cluster_tiles);
+  const PrefillShape& p = call.shape;
+  prefill::begin_dependent();
+  const Sm80Pair own(call, static_cast<int>(blockIdx.x) / cluster_tiles);
   const auto first = static_cast<uint32_t>(blockIdx.x % cluster_tiles * Tile::kRows);
-  if (first >= own.count || call.faults[own.pair] != 0) return;
-  const bool wide = kTiles == 1 && p.q_dtype != p.dtype;
+  if (first >= own.count || call.chosen.totals[own.pair].fault != 0) return;
+  const bool wide = kTiles == 1 && call.q_dtype != p.dtype;
   const Rows rows(memory, 1);
   const int stream_words = (wide ? 2 : 1) * Rows::kStreamWords;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -164,8 +166,8 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
     const int64_t* from = query_rows[tile % 2];
     uint16_t* high = rows.stream + tile % 2 * stream_words;
     load_query_rows<Element, kDim, Tile::kStream>(
-        p.q, p.q_dtype, p.dtype, [&](int r) { return from[r] < 0 ? -1 : from[r] * kDim; }, high,
-        high + Rows::kStreamWords);
+        call.queries, call.q_dtype, p.dtype,
+        [&](int r) { return from[r] < 0 ? -1 : from[r] * kDim; }, high, high + Rows::kStreamWords);
     ptx::cp_async_commit_group();
     if (threadIdx.x >= Tile::kStream) return;
     const int64_t row = from[threadIdx.x];
@@ -194,7 +196,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
 #pragma unroll
       for (int m = 0; m < 2 * kTiles; ++m) {
         float& y = d[m / 2][i / 2][m % 2 * 2 + i % 2];
-        y = fmaf(y, p.scale, -own_lse);
+        y = fmaf(y, call.scale, -own_lse);
       }
     }
     add_exponentials(d, maximum, sum);
@@ -205,9 +207,8 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
     add_sums_of_lanes(maximum[m], sum[m]);
     const uint32_t j = first + warp * Tile::kWarpRows + 8 * m + lane / 4;
     if (j >= own.count || lane % 4 != 0) continue;
-    const bool empty = sum[m] == 0 || own.log_sizes[own.cluster(j)] == -INFINITY;
-    call.scores[own.pair * p.width + j] =
-        empty ? -INFINITY : maximum[m] + log2f(sum[m]) - log_count;
+    call.columns[int64_t{own.pair} * call.level.clusters + j] =
+        maximum[m] + log2f(sum[m]) - log_count;
   }
 }
 

@@ -22,22 +22,24 @@ __device__ __forceinline__ float part_of(float x, bool positive) {
 // each.
 template <int kDim>
 __global__ void __launch_bounds__(kPartThreads)
-    sm80_parts_kernel(const __grid_constant__ Sm80Lookup call) {
+    sm80_parts_kernel(const __grid_constant__ PrefillLookupParams call) {
   constexpr int kChunks = kDim / 8, kLanes = kPartThreads / kChunks;
   __shared__ float sums[kLanes][2 * kDim];
-  const LookupParams& p = call.token;
-  const int item = static_cast<int>(blockIdx.x), piece = item % call.pieces;
-  const Sm80Pair own(call, 0, item / call.pieces);
+  const PrefillShape& p = call.shape;
+  prefill::begin_dependent();
+  const int item = static_cast<int>(blockIdx.x), piece = item % call.page_pieces;
+  const Sm80Pair own(call, item / call.page_pieces);
   const int count = own.tokens * p.group;
-  const int begin = static_cast<int>(int64_t{count} * piece / call.pieces);
-  const int end = static_cast<int>(int64_t{count} * (piece + 1) / call.pieces);
+  const int begin = static_cast<int>(int64_t{count} * piece / call.page_pieces);
+  const int end = static_cast<int>(int64_t{count} * (piece + 1) / call.page_pieces);
   const int chunk = threadIdx.x % kChunks, first = threadIdx.x / kChunks;
   if (first < kLanes) {
     float parts[2][8] = {};
 #pragma unroll 4
     for (int i = begin + first; i < end; i += kLanes) {
       float x[8];
-      load_8(p.q_dtype, p.q, own.row_of(p, i / p.group, i % p.group) * kDim + chunk * 8, x);
+      load_8(call.q_dtype, call.queries, own.row_of(p, i / p.group, i % p.group) * kDim + chunk * 8,
+             x);
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
         parts[0][c] += part_of(x[c], true);
@@ -103,8 +105,7 @@ struct PageTile {
         streamed(memory + 2 * Tile::kRows * Tile::kStride) {}
 
   // From page `first` on, the last one in the place of those that there are none of.
-  __device__ void fetch(const LookupParams& p, int head, uint32_t first) const {
-    const LookupLevel& level = p.level[0];
+  __device__ void fetch(const PrefillLevel& level, int head, uint32_t first) const {
     const auto last = static_cast<uint32_t>(level.clusters - 1);
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
@@ -136,14 +137,15 @@ struct PageTile {
 // Bounds by the mean parts of several blocks of queries at once, a column each.
 template <class Element, int kDim>
 __global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
-    sm80_bounds_kernel(const __grid_constant__ Sm80Lookup call, int page_tiles) {
+    sm80_bounds_kernel(const __grid_constant__ PrefillLookupParams call, int page_tiles) {
   extern __shared__ __align__(16) uint16_t memory[];
   const PageTile<Element, kDim> tile(memory);
-  const LookupParams& p = call.token;
+  const PrefillShape& p = call.shape;
+  prefill::begin_dependent();
   const int item = static_cast<int>(blockIdx.x), head = item / page_tiles % p.kv_heads;
   const int first_block = item / page_tiles / p.kv_heads * kPageStream;
   const auto first = static_cast<uint32_t>(item % page_tiles * Sm80Tile<kDim>::kRows);
-  tile.fetch(p, head, first);
+  tile.fetch(call.level, head, first);
   const auto pair_of = [&](int column) {
     return int64_t{first_block + column} * p.kv_heads + head;
   };
@@ -152,10 +154,10 @@ __global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
     const int tokens = block_of(call.blocks, first_block + column).y;
     const float weight = 1.0f / static_cast<float>(tokens * p.group);
 #pragma unroll 1
-    for (int piece = 0; piece < call.pieces; ++piece) {
+    for (int piece = 0; piece < call.page_pieces; ++piece) {
       float y[8];
       load_8(DType::kF32, call.parts,
-             ((pair_of(column) * call.pieces + piece) * 2 + !positive) * kDim + chunk * 8, y);
+             ((pair_of(column) * call.page_pieces + piece) * 2 + !positive) * kDim + chunk * 8, y);
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i] += y[i];
     }
@@ -171,9 +173,9 @@ __global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
     const uint32_t page = tile.page_of(first, i % 4 / 2);
     const float bound = d[0][i / 4][i % 4];
     if (column >= columns) continue;
-    if (!(fabsf(bound) <= FLT_MAX)) call.faults[pair_of(column)] = 1;
-    if (page >= static_cast<uint32_t>(p.level[0].clusters)) continue;
-    call.scores[pair_of(column) * p.width + page] = bound;
+    if (!(fabsf(bound) <= FLT_MAX)) call.chosen.totals[pair_of(column)].fault = 1;
+    if (page >= static_cast<uint32_t>(call.level.clusters)) continue;
+    call.columns[pair_of(column) * call.level.clusters + page] = bound;
   }
 }
 

@@ -11,7 +11,7 @@
 #include "libruntime/kernels/cuda/prefill/common/ring.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill/common/segments.cuh"
-#include "libruntime/kernels/cuda/prefill/lookup/sm90/kernel.h"
+#include "libruntime/kernels/cuda/prefill/lookup/kernel.h"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 #include "libruntime/kernels/cuda/ptx/fence_proxy_async.cuh"

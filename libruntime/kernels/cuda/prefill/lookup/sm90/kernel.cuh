@@ -18,21 +18,32 @@ Status launch_pass(void (*kernel)(PrefillLookupParams, LookupMaps), int threads,
   return launch_dependent(kernel, grid, threads, kShared, stream, params, maps);
 }
 
+}  // namespace sqz::cuda::prefill
+
+namespace sqz::cuda {
+
 template <class T, int kDim>
-Status launch_lookup_passes(const PrefillLookupParams& params, int multiprocessors,
-                            cudaStream_t stream) {
+Status launch_passes_sm90(const PrefillLookupParams& params, int multiprocessors,
+                          cudaStream_t stream) {
+  using namespace prefill;
   using Rows = RowSumConfig<kDim>;
   using Columns = ColumnConfig<kDim>;
   LookupMaps maps;
   SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
                                        params.blocks.tokens, params.tiles.heads,
                                        params.tiles.tokens));
-  SQZ_RETURN_IF_ERROR(encode_row_maps(maps.centroids, params.level.centroids, params.shape.kv_heads,
-                                      params.level.clusters, kDim));
+  LevelMaps own;
+  LevelMaps& level = params.level.maps != nullptr ? *params.level.maps : own;
+  if (!level.made) {
+    SQZ_RETURN_IF_ERROR(encode_row_maps(level.centroids, params.level.centroids,
+                                        params.shape.kv_heads, params.level.clusters, kDim));
+    level.made = true;
+  }
+  maps.centroids = level.centroids;
   SQZ_RETURN_IF_ERROR(launch_pass<RowSumStorage<Rows>>(row_sums_kernel<T, Rows>, kRowSumThreads,
                                                        params.row_plan, params, maps,
                                                        multiprocessors, stream));
-  SQZ_RETURN_IF_ERROR(launch_denominators(params, stream));
+  SQZ_RETURN_IF_ERROR(launch_denominators(params, kHopper, stream));
   SQZ_RETURN_IF_ERROR(encode_query_map(maps.queries, params.shape, params.queries,
                                        params.blocks.tokens, params.chunks.heads,
                                        params.chunks.tokens));
@@ -41,4 +52,4 @@ Status launch_lookup_passes(const PrefillLookupParams& params, int multiprocesso
                                              stream);
 }
 
-}  // namespace sqz::cuda::prefill
+}  // namespace sqz::cuda

@@ -1,13 +1,20 @@
 // From column sums to runs: one block a list. Clusters stand at positions of the list of those that
 // were scored.
+#include "libruntime/kernels/cuda/prefill/lookup/select.h"
+
 #include <cuda_runtime.h>
 
+#include <cub/block/block_scan.cuh>
+
+#include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
-#include "libruntime/kernels/cuda/prefill/lookup/sm90/kernel.h"
+#include "libruntime/kernels/cuda/prefill/lookup/kernel.h"
 
-namespace sqz::cuda::prefill {
+namespace sqz::cuda {
 namespace {
+
+using prefill::begin_dependent;
 
 constexpr int kSelectThreads = 1024;
 constexpr int kDigitBits = 11;  // of a score, at a time
@@ -16,46 +23,22 @@ constexpr size_t kMostBits = 32768;  // bytes of the chosen clusters, a bit each
 constexpr int kWarps = kSelectThreads / 32;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-// Sums of uint2 over the block.
-struct BlockScan {
-  static_assert(kWarps == 32);
-  uint2 warps[kWarps];
-
-  // Exclusive; `total` of all threads. All threads.
-  __device__ uint2 scan(uint2 value, uint2& total) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    uint2 sum = value;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint32_t x = __shfl_up_sync(kAll, sum.x, step), y = __shfl_up_sync(kAll, sum.y, step);
-      if (lane >= step) sum = make_uint2(sum.x + x, sum.y + y);
-    }
-    if (lane == 31) warps[warp] = sum;
-    __syncthreads();
-    if (warp == 0) {
-      uint2 all = warps[lane];
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const uint32_t x = __shfl_up_sync(kAll, all.x, step);
-        const uint32_t y = __shfl_up_sync(kAll, all.y, step);
-        if (lane >= step) all = make_uint2(all.x + x, all.y + y);
-      }
-      warps[lane] = all;
-    }
-    __syncthreads();
-    total = warps[kWarps - 1];
-    const uint2 before = warp == 0 ? make_uint2(0, 0) : warps[warp - 1];
-    __syncthreads();
-    return make_uint2(before.x + sum.x - value.x, before.y + sum.y - value.y);
-  }
-};
+using BlockScan = cub::BlockScan<uint32_t, kSelectThreads>;
 
 struct Shared {
-  BlockScan scan;
+  BlockScan::TempStorage scan;
   uint32_t histogram[kDigits];
   uint32_t prefix, left;
   uint32_t ends[kWarps];  // of the runs of each warp's words
   uint2 sums[kWarps];     // their runs and keys
+
+  // Sum of the threads before this one; `total` of all. All threads.
+  __device__ uint32_t sum_before(uint32_t own, uint32_t& total) {
+    uint32_t before;
+    BlockScan(scan).ExclusiveSum(own, before, total);
+    __syncthreads();
+    return before;
+  }
 };
 
 // One list as this kernel works on it.
@@ -63,11 +46,12 @@ struct List {
   int32_t count;            // positions
   const uint32_t* ids;      // [count], null: position = cluster
   const uint32_t* offsets;  // [n + 1] of the KV head
-  const uint32_t* sizes;    // [count] keys
-  float* scores;            // [count] S; of an empty cluster 0
+  const uint32_t* sizes;    // [count] keys; null: 1 each
+  float* scores;            // [count] log2 S; of an empty cluster -infinity
   const uint32_t* wanted;   // [Hkv] or null
-  float log_threshold;
-  uint32_t* chosen;  // [ceil(count / 32)] bits, in shared memory
+  float threshold;          // log2
+  uint32_t* chosen;         // [ceil(count / 32)] bits, in shared memory
+  bool fault;               // nothing is chosen, and nothing counted
 
   __device__ int32_t words() const { return (count + 31) / 32; }
   // A warp's lanes bring the bits of a word.
@@ -78,38 +62,40 @@ struct List {
   __device__ uint32_t id(int32_t at) const {
     return ids == nullptr ? static_cast<uint32_t>(at) : ids[at];
   }
-  __device__ uint32_t keys(int32_t at) const { return sizes[at]; }
+  __device__ uint32_t keys(int32_t at) const { return sizes == nullptr ? 1 : sizes[at]; }
 };
 
-// Combined S of every position, over the row tiles of the block, into the first tile's place, and
-// which ones the threshold chooses.
-__device__ void combine_scores(const PrefillLookupParams& params, const List& list, int2 block,
+// Scores of every position, of sums over the row tiles of the block, and which ones the threshold
+// chooses.
+__device__ void combine_scores(const SelectRuns& call, const List& list, int2 block,
                                int64_t tile_stride) {
   constexpr int kAtOnce = 8;  // positions of a thread whose scores are under way at the same time
-  const int32_t tiles = (block.y + params.column_plan.tokens - 1) / params.column_plan.tokens;
-  const float share = 1.0f / static_cast<float>(block.y * params.shape.group);
+  const bool sums = call.tile_tokens > 0;
+  const int32_t tiles = sums ? (block.y + call.tile_tokens - 1) / call.tile_tokens : 1;
+  const float log_share = log2f(static_cast<float>(block.y * call.group));
   for (int32_t first = 0; first < list.count; first += kAtOnce * kSelectThreads) {
     const auto position = [&](int i) {
       return first + i * kSelectThreads + static_cast<int32_t>(threadIdx.x);
     };
-    float sums[kAtOnce] = {};
+    float values[kAtOnce] = {};
     uint32_t keys[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       keys[i] = position(i) < list.count ? list.keys(position(i)) : 0;
     }
     for (int32_t tile = 0; tile < tiles; ++tile) {
-      const float* values = list.scores + tile * tile_stride;
+      const float* from = list.scores + tile * tile_stride;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        sums[i] += position(i) < list.count ? values[position(i)] : 0.0f;
+        values[i] += position(i) < list.count ? from[position(i)] : 0.0f;
       }
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const float score = keys[i] == 0 ? 0.0f : sums[i] * share;
+      float score = sums ? log2f(values[i]) - log_share : values[i];
+      if (keys[i] == 0) score = -INFINITY;
       if (list.wanted != nullptr && position(i) < list.count) list.scores[position(i)] = score;
-      list.set_chosen(position(i), score > 0 && logf(score) >= list.log_threshold);
+      list.set_chosen(position(i), score > -INFINITY && score >= list.threshold);
     }
   }
 }
@@ -120,40 +106,46 @@ __device__ uint32_t keys_chosen(const List& list, Shared& shared) {
   for (int32_t at = threadIdx.x; at < list.count; at += kSelectThreads) {
     if (list.chosen[at / 32] >> (at % 32) & 1) keys += list.keys(at);
   }
-  uint2 total;
-  shared.scan.scan(make_uint2(keys, 0), total);
-  return total.x;
+  uint32_t total;
+  shared.sum_before(keys, total);
+  return total;
 }
 
-// The cutoff of the ranking: bits of the score at which `wanted` keys are passed, some at a time
+// Greater scores have greater ranks; 0: there is none.
+__device__ uint32_t rank_at(const List& list, int32_t at) {
+  const float score = list.scores[at];
+  return score > -INFINITY ? rank_of(score) : 0;
+}
+
+// The cutoff of the ranking: the rank at which `wanted` keys are passed, some at a time
 // from the top, and how many keys are left for the clusters of just that score.
 __device__ void find_cutoff(const List& list, uint32_t wanted, Shared& shared) {
-  constexpr int kShifts[] = {20, 9, 0};  // of 31 bits: scores have no sign
+  constexpr int kShifts[] = {21, 10, 0};
   static_assert(kDigits == 2 * kSelectThreads);
   if (threadIdx.x == 0) {
     shared.prefix = 0;
     shared.left = wanted;
   }
-  int above = 31;
+  int above = 32;
   for (const int shift : kShifts) {
     const uint32_t mask = (1u << (above - shift)) - 1;
     shared.histogram[2 * threadIdx.x] = shared.histogram[2 * threadIdx.x + 1] = 0;
     __syncthreads();
     const uint32_t prefix = shared.prefix, left = shared.left;
     for (int32_t at = threadIdx.x; at < list.count; at += kSelectThreads) {
-      const uint32_t bits = __float_as_uint(list.scores[at]);
-      if (bits != 0 && bits >> above == prefix) {
-        atomicAdd(&shared.histogram[bits >> shift & mask], list.keys(at));
+      const uint32_t rank = rank_at(list, at);
+      if (rank != 0 && (above == 32 || rank >> above == prefix)) {
+        atomicAdd(&shared.histogram[rank >> shift & mask], list.keys(at));
       }
     }
     __syncthreads();
     // Two digits a thread, the highest first: the one at which the keys no longer fit.
     const int first = kDigits - 1 - 2 * static_cast<int>(threadIdx.x);
     const uint32_t keys[2] = {shared.histogram[first], shared.histogram[first - 1]};
-    uint2 total;
-    uint32_t before = shared.scan.scan(make_uint2(keys[0] + keys[1], 0), total).x;
+    uint32_t total;
+    uint32_t before = shared.sum_before(keys[0] + keys[1], total);
     for (int i = 0; i < 2; ++i) {
-      const bool last = first - i == 0 && total.x <= left;  // everything fits
+      const bool last = first - i == 0 && total <= left;  // everything fits
       if (last || (before <= left && before + keys[i] > left)) {
         shared.prefix = prefix << (above - shift) | static_cast<uint32_t>(first - i);
         shared.left = left - before;
@@ -167,36 +159,48 @@ __device__ void find_cutoff(const List& list, uint32_t wanted, Shared& shared) {
 
 // The prefix of the ranking whose keys are nearest to `wanted` (at the finest level), or the first
 // one that holds them.
-__device__ void choose_by_budget(const PrefillLookupParams& params, const List& list,
-                                 uint32_t wanted, Shared& shared) {
+__device__ void choose_by_budget(const SelectRuns& call, const List& list, uint32_t wanted,
+                                 Shared& shared) {
   find_cutoff(list, wanted, shared);
   const uint32_t cutoff = shared.prefix;
   uint32_t left = shared.left;
   for (int32_t first = 0; first < list.count; first += kSelectThreads) {
     const int32_t at = first + static_cast<int32_t>(threadIdx.x);
-    const uint32_t bits = at < list.count ? __float_as_uint(list.scores[at]) : 0;
-    const bool tie = bits != 0 && bits == cutoff;
-    bool chosen = bits > cutoff;
+    const uint32_t rank = at < list.count ? rank_at(list, at) : 0;
+    const bool tie = rank != 0 && rank == cutoff;
+    bool chosen = rank > cutoff;
     if (__syncthreads_or(tie)) {
       const uint32_t keys = tie ? list.keys(at) : 0;
-      uint2 total;
-      const uint32_t before = shared.scan.scan(make_uint2(keys, 0), total).x;
+      uint32_t total;
+      const uint32_t before = shared.sum_before(keys, total);
       if (tie && before <= left) {
         const uint32_t rest = left - before;
-        chosen = keys <= rest || (params.level.finest ? 2 * uint64_t{rest} > keys : rest > 0);
+        chosen = keys <= rest || (call.level.finest ? 2 * uint64_t{rest} > keys : rest > 0);
       }
-      left = total.x <= left ? left - total.x : 0;  // past the cutoff nothing is taken
+      left = total <= left ? left - total : 0;  // past the cutoff nothing is taken
     }
     list.set_chosen(at, chosen);
   }
 }
 
+// Adds what was read of a list. One thread.
+__device__ void count(const SelectRuns& call, const List& list, int32_t number, uint32_t keys) {
+  if (call.counters == nullptr || list.fault) return;
+  const auto vectors = static_cast<unsigned long long>(list.count) * call.vectors;
+  if (vectors > 0) atomicAdd(&call.counters[2], vectors);
+  if (!call.level.finest) return;
+  if (number % call.kv_heads == 0) atomicAdd(&call.counters[0], 1ull);
+  atomicAdd(&call.counters[1], static_cast<unsigned long long>(keys));
+}
+
 // Runs of what the chosen clusters hold, neighbours merged, in ascending order. Chosen clusters are
 // never empty, so that those that touch are one run, also over empty ones between them.
-__device__ void write_runs(const PrefillLookupParams& params, const List& list, int32_t number,
+__device__ void write_runs(const SelectRuns& call, const List& list, int32_t number,
                            Shared& shared) {
   constexpr int kWords = 8;  // of a warp at the same time
-  const RunLists& chosen = params.chosen;
+  const RunLists& chosen = call.chosen;
+  uint32_t* marks =
+      chosen.mark_capacity == 0 ? nullptr : chosen.marks + number * chosen.mark_capacity;
   uint32_t* run_first = chosen.first + number * (chosen.capacity + 1);
   uint32_t* run_before = chosen.before + number * (chosen.capacity + 1);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -257,10 +261,18 @@ __device__ void write_runs(const PrefillLookupParams& params, const List& list, 
         const uint32_t other = __shfl_up_sync(kAll, keys, step);
         if (lane >= step) keys += other;
       }
+      const uint32_t run = place.x + __popc(starts[i] & lanes_below);
+      const uint32_t first_key = place.y + keys - (ends[i] - begins[i]);
       if (starts[i] >> lane & 1) {
-        const uint32_t run = place.x + __popc(starts[i] & lanes_below);
         run_first[run] = begins[i];
-        run_before[run] = place.y + keys - (ends[i] - begins[i]);
+        run_before[run] = first_key;
+      }
+      if (marks != nullptr) {
+        const uint32_t own = run - 1 + (starts[i] >> lane & 1);
+        for (uint32_t m = (first_key + kMarkKeys - 1) / kMarkKeys; m * kMarkKeys < place.y + keys;
+             ++m) {
+          marks[m] = own;
+        }
       }
       place = make_uint2(place.x + __popc(starts[i]), place.y + __shfl_sync(kAll, keys, 31));
     }
@@ -269,45 +281,48 @@ __device__ void write_runs(const PrefillLookupParams& params, const List& list, 
     run_before[written.x] = written.y;
     chosen.totals[number].runs = written.x;
     chosen.totals[number].keys = written.y;
-    if (params.counters != nullptr) {
-      const bool last = params.level.finest;
-      if (last && number % params.shape.kv_heads == 0) atomicAdd(&params.counters[0], 1ull);
-      if (last) atomicAdd(&params.counters[1], static_cast<unsigned long long>(written.y));
-      atomicAdd(&params.counters[2], static_cast<unsigned long long>(list.count));
-    }
+    count(call, list, number, written.y);
   }
 }
 
 __global__ void __launch_bounds__(kSelectThreads)
-    select_kernel(const __grid_constant__ PrefillLookupParams params) {
+    select_kernel(const __grid_constant__ SelectRuns call) {
   begin_dependent();
   __shared__ Shared shared;
   extern __shared__ uint32_t chosen[];
-  const int32_t number = blockIdx.x;
-  const int32_t block_number = number / params.shape.kv_heads,
-                kv_head = number % params.shape.kv_heads;
-  const int64_t n = params.level.clusters;
-  const bool all = params.alive.totals == nullptr;
+  const int32_t number = blockIdx.x, kv_head = number % call.kv_heads;
+  const int64_t n = call.level.clusters;
+  const bool all = call.alive.totals == nullptr;
   List list;
-  list.count = alive_clusters(params, number);
-  list.ids = all ? nullptr : params.ids + number * n;
-  list.offsets = params.level.offsets + kv_head * (n + 1);
-  list.sizes = all ? params.level.sizes + kv_head * n : params.alive_sizes + number * n;
-  list.scores = params.columns + number * n;
+  list.count = all ? call.level.clusters : static_cast<int32_t>(call.alive.totals[number].keys);
+  list.ids = all ? nullptr : call.ids + number * n;
+  list.offsets = call.level.offsets + kv_head * (n + 1);
+  list.sizes = !all                          ? call.alive_sizes + number * n
+               : call.level.sizes == nullptr ? nullptr
+                                             : call.level.sizes + kv_head * n;
+  list.scores = call.scores + number * call.stride;
   list.chosen = chosen;
-  const int2 block = block_of(params.blocks, block_number);
+  const int2 block = block_of(call.blocks, number / call.kv_heads);
   const int scope = block.y > 1 ? 1 : 0;
-  list.wanted = params.level.wanted[scope];
-  list.log_threshold = params.level.log_threshold[scope];
-  combine_scores(params, list, block, gridDim.x * n);
+  list.wanted = call.level.wanted[scope];
+  list.threshold = call.level.log_threshold[scope] * 1.4426950408889634f;
+  list.fault = (call.bits != nullptr ? call.faults[number] : call.chosen.totals[number].fault) != 0;
+  if (list.fault) list.count = 0;
+  combine_scores(call, list, block, gridDim.x * call.stride);
   __syncthreads();
-  if (list.wanted != nullptr) {
+  if (list.wanted != nullptr && list.count > 0) {
     const uint32_t wanted = list.wanted[kv_head];
-    const bool enough = !params.level.finest && keys_chosen(list, shared) >= wanted;
-    if (!enough) choose_by_budget(params, list, wanted, shared);
+    const bool enough = !call.level.finest && keys_chosen(list, shared) >= wanted;
+    if (!enough) choose_by_budget(call, list, wanted, shared);
     __syncthreads();
   }
-  write_runs(params, list, number, shared);
+  if (call.bits == nullptr) return write_runs(call, list, number, shared);
+  const uint32_t keys = keys_chosen(list, shared);
+  if (threadIdx.x == 0) count(call, list, number, keys);
+  const int32_t words = static_cast<int32_t>((n + 31) / 32);
+  for (int32_t i = threadIdx.x; i < words; i += kSelectThreads) {
+    call.bits[int64_t{number} * words + i] = i < list.words() ? chosen[i] : 0;
+  }
 }
 
 // Runs of alive clusters to ids and sizes of each position, one warp a run.
@@ -341,19 +356,20 @@ __global__ void __launch_bounds__(kSelectThreads)
 
 }  // namespace
 
-Status launch_prepare(const PrefillLookupParams& params, cudaStream_t stream) {
-  return launch_dependent(prepare_kernel, params.blocks.count * params.shape.kv_heads,
-                          kSelectThreads, 0, stream, params);
+Status launch_prepare(const PrefillLookupParams& params, const Device& device,
+                      cudaStream_t stream) {
+  return launch_blocks(prepare_kernel, params.blocks.count * params.shape.kv_heads, kSelectThreads,
+                       0, device, stream, params);
 }
 
-Status launch_select(const PrefillLookupParams& params, cudaStream_t stream) {
-  const size_t bits = static_cast<size_t>(params.level.clusters + 31) / 32 * sizeof(uint32_t);
+Status launch_select(const SelectRuns& call, const Device& device, cudaStream_t stream) {
+  const size_t bits = static_cast<size_t>(call.level.clusters + 31) / 32 * sizeof(uint32_t);
   if (bits > kMostBits) {
-    return {Code::kUnsupported, concat("prefill on the GPU: ", params.level.clusters,
+    return {Code::kUnsupported, concat("selection on the GPU: ", call.level.clusters,
                                        " clusters, expected at most ", 8 * kMostBits)};
   }
-  return launch_dependent(select_kernel, params.blocks.count * params.shape.kv_heads,
-                          kSelectThreads, bits, stream, params);
+  return launch_blocks(select_kernel, call.blocks.count * call.kv_heads, kSelectThreads,
+                       static_cast<int64_t>(bits), device, stream, call);
 }
 
-}  // namespace sqz::cuda::prefill
+}  // namespace sqz::cuda

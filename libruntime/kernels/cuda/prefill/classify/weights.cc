@@ -1,4 +1,4 @@
-#include "libruntime/kernels/cuda/decode/classify/weights.h"
+#include "libruntime/kernels/cuda/prefill/classify/weights.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,12 +1,13 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/common/head_dims.h"
-#include "libruntime/kernels/cuda/prefill/lookup/sm90/kernel.h"
+#include "libruntime/kernels/cuda/prefill/lookup/kernel.h"
 
 namespace sqz::cuda {
 namespace {
@@ -18,11 +19,18 @@ ItemPlan make_plan(int32_t tokens, int32_t block_tokens, int32_t tile, int32_t c
   return {(block_tokens + tokens - 1) / tokens, tokens, tile, (clusters + piece - 1) / piece};
 }
 
-PrefillLookupParams make_params(const PrefillLookup& call) {
+// For Hopper, tiles of its two kernels; else one tile of rows and parts of a fixed number.
+PrefillLookupParams make_params(const PrefillLookup& call, bool sm90) {
   const PrefillShape& shape = call.shape;
   const QueryBlocks& blocks = call.blocks;
   const int32_t clusters = call.level.clusters;
   PrefillLookupParams params = {call};
+  params.sm90 = sm90;
+  params.scale = shape.scale * static_cast<float>(M_LOG2E);
+  params.row_plan.pieces = kSm80Parts;
+  params.column_plan.row_tiles = 1;
+  params.page_pieces = std::clamp(blocks.block_tokens * shape.group / 256, 1, 16);
+  if (!sm90) return params;
   params.tiles = query_tiles(blocks, shape.group, kLookupRows);
   for_dim(shape.dim, 0, [&](auto dim) {
     constexpr int kDim = dim.value;
@@ -33,7 +41,6 @@ PrefillLookupParams make_params(const PrefillLookup& call) {
     params.column_plan = make_plan(tokens, blocks.block_tokens, kColumnTile, clusters);
     return 0;
   });
-  params.scale = shape.scale * static_cast<float>(M_LOG2E);
   return params;
 }
 
@@ -48,43 +55,66 @@ int64_t cut_workspace(PrefillLookupParams& params, uint8_t* base) {
   params.columns = layout.take<float>(params.column_plan.row_tiles * lists * params.level.clusters);
   params.ids = layout.take<uint32_t>(lists * params.level.clusters);
   params.alive_sizes = layout.take<uint32_t>(lists * params.level.clusters);
+  if (!params.sm90) {
+    params.parts = layout.take<float>(lists * params.page_pieces * 2 * params.shape.dim);
+  }
   return static_cast<int64_t>(layout.used());
 }
 
-template <class T>
-Status launch(const PrefillLookupParams& params, int multiprocessors, cudaStream_t stream) {
-  return for_dim(params.shape.dim, no_such_dim(params.shape.dim), [&](auto dim) {
-    return launch_lookup_passes<T, dim.value>(params, multiprocessors, stream);
-  });
+template <class T, int kDim>
+Status launch_passes(const PrefillLookupParams& params, const Device& device, cudaStream_t stream) {
+  return params.sm90 ? launch_passes_sm90<T, kDim>(params, device.multiprocessors, stream)
+                     : launch_passes_sm80<kDim>(params, device, stream);
+}
+
+SelectRuns select_of(const PrefillLookupParams& params) {
+  SelectRuns select;
+  select.blocks = params.blocks;
+  select.kv_heads = params.shape.kv_heads;
+  select.group = params.shape.group;
+  select.level = params.level;
+  select.alive = params.alive;
+  select.ids = params.ids;
+  select.alive_sizes = params.alive_sizes;
+  select.scores = params.columns;
+  select.stride = params.level.clusters;
+  select.tile_tokens = params.sm90 ? params.column_plan.tokens : 0;
+  select.vectors = params.pages() ? 2 : 1;
+  select.chosen = params.chosen;
+  select.counters = params.counters;
+  return select;
 }
 
 }  // namespace
 
 int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
-                                 int32_t clusters) {
+                                 int32_t clusters, bool sm90) {
   PrefillLookup call;
   call.shape = shape;
   call.blocks = blocks;
   call.level.clusters = clusters;
-  PrefillLookupParams params = make_params(call);
+  PrefillLookupParams params = make_params(call, sm90);
   return cut_workspace(params, nullptr);
 }
 
 Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
-                      int multiprocessors, cudaStream_t stream) {
+                      const Device& device, bool sm90, cudaStream_t stream) {
   SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
-  PrefillLookupParams params = make_params(call);
+  PrefillLookupParams params = make_params(call, sm90);
   const int64_t needed = cut_workspace(params, static_cast<uint8_t*>(workspace));
   if (workspace_bytes < needed) {
     return {Code::kInvalidArgument, concat("prefill_lookup: workspace of ", workspace_bytes,
                                            " bytes, ", needed, " needed")};
   }
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
-  SQZ_RETURN_IF_ERROR(launch_prepare(params, stream));
-  SQZ_RETURN_IF_ERROR(call.shape.dtype == DType::kBF16
-                          ? launch<__nv_bfloat16>(params, multiprocessors, stream)
-                          : launch<__half>(params, multiprocessors, stream));
-  return launch_select(params, stream);
+  SQZ_RETURN_IF_ERROR(launch_prepare(params, device, stream));
+  const int32_t dim = call.shape.dim;
+  SQZ_RETURN_IF_ERROR(for_dim(dim, no_such_dim(dim), [&](auto d) {
+    return call.shape.dtype == DType::kBF16
+               ? launch_passes<__nv_bfloat16, d.value>(params, device, stream)
+               : launch_passes<__half, d.value>(params, device, stream);
+  }));
+  return launch_select(select_of(params), device, stream);
 }
 
 }  // namespace sqz::cuda

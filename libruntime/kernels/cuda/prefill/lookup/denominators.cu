@@ -1,11 +1,13 @@
 // The states that the pieces of a list left for a row, added up in their order: a thread a row.
 #include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
+#include "libruntime/kernels/cuda/prefill/lookup/kernel.h"
 #include "libruntime/kernels/cuda/prefill/lookup/sm90/epilogue.cuh"
-#include "libruntime/kernels/cuda/prefill/lookup/sm90/kernel.h"
 
-namespace sqz::cuda::prefill {
+namespace sqz::cuda {
 namespace {
+
+using namespace prefill;
 
 constexpr int kDenominatorThreads = 256;
 
@@ -18,7 +20,7 @@ __global__ void __launch_bounds__(kDenominatorThreads)
   if (row >= block.y * params.shape.group) return;
   const int32_t total = alive_clusters(params, list);
   const int32_t piece = kPieceTiles * params.row_plan.clusters;
-  const int32_t pieces = (total + piece - 1) / piece;
+  const int32_t pieces = params.sm90 ? (total + piece - 1) / piece : kSm80Parts;
   const int64_t queries =
       static_cast<int64_t>(params.blocks.tokens) * params.shape.kv_heads * params.shape.group;
   const int64_t query =
@@ -38,11 +40,12 @@ __global__ void __launch_bounds__(kDenominatorThreads)
 
 }  // namespace
 
-Status launch_denominators(const PrefillLookupParams& params, cudaStream_t stream) {
+Status launch_denominators(const PrefillLookupParams& params, const Device& device,
+                           cudaStream_t stream) {
   const int32_t rows = params.blocks.block_tokens * params.shape.group;
   const dim3 blocks(static_cast<unsigned>(params.blocks.count * params.shape.kv_heads),
                     static_cast<unsigned>((rows + kDenominatorThreads - 1) / kDenominatorThreads));
-  return launch_dependent(denominators_kernel, blocks, kDenominatorThreads, 0, stream, params);
+  return launch_blocks(denominators_kernel, blocks, kDenominatorThreads, 0, device, stream, params);
 }
 
-}  // namespace sqz::cuda::prefill
+}  // namespace sqz::cuda

@@ -1,0 +1,34 @@
+// From the scores of clusters, pages or buckets to what is read: the rule, and the runs of what it
+// chose. One block of threads serves a list.
+#pragma once
+
+#include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/prefill/prefill.h"
+
+namespace sqz::cuda {
+
+struct SelectRuns {
+  QueryBlocks blocks;
+  int32_t kv_heads = 0, group = 0;
+  PrefillLevel level;
+  // Which clusters have a score; null: all, and their positions are their numbers.
+  RunLists alive;
+  const uint32_t* ids = nullptr;          // [lists, n] cluster at each position,
+  const uint32_t* alive_sizes = nullptr;  // [lists, n] and its size
+  // [lists, stride] log2 S of each position, -infinity if it is empty; or [tiles, lists, stride]
+  // sums of S over the queries of a tile of `tile_tokens` tokens.
+  float* scores = nullptr;
+  int64_t stride = 0;
+  int32_t tile_tokens = 0;
+  uint32_t vectors = 0;  // that were read for a cluster
+  RunLists chosen;       // out
+  // In place of `chosen`: [lists, ceil(n / 32)] bits of the clusters; [lists] not 0 = a fault.
+  uint32_t* bits = nullptr;
+  const uint32_t* faults = nullptr;
+  unsigned long long* counters = nullptr;  // {selections, keys, vectors}; may be null
+};
+
+// kUnsupported for more clusters than a block's shared memory has bits.
+Status launch_select(const SelectRuns& call, const Device& device, cudaStream_t stream);
+
+}  // namespace sqz::cuda
