@@ -342,7 +342,8 @@ typedef struct sqz_stats {
                            recent  window; 1 if nothing is to be selected, 0 with thresholds */
   const char* route; /* the kernels that served the last call, a static string: "cpu", or on a GPU
                         "decode" (each request reads its own keys), "batch" (keys of several
-                        requests are read once), "prefill-sm90" or "prefill-sm80" (prompts); ""
+                        requests are read once), "prefill-sm90" (prompts) or "prefill-sm80" (prompts
+                          and single tokens that the others do not serve); ""
                         before the first call */
 } sqz_stats;
 

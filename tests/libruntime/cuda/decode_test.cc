@@ -222,12 +222,13 @@ TEST_F(Decode, Routes) {
   DeviceCall one(served, 0, 1, DType::kBF16), many(served, 0, 16, DType::kBF16);
   one.set_queries(make_queries(served, 0, 1, 7));
   many.set_queries(make_queries(served, 0, 16, 7));
-  ASSERT_TRUE(gpu->attend(one.call).ok());
-  EXPECT_STREQ(gpu->route(), "decode");
-  ASSERT_TRUE(gpu->attend(many.call).ok());
   const auto device = read_device(0);
   ASSERT_TRUE(device.ok());
-  EXPECT_STREQ(gpu->route(), device->has_wgmma() ? "batch" : "decode");
+  const char* const single = device->has_clusters() ? "decode" : "prefill-sm80";
+  ASSERT_TRUE(gpu->attend(one.call).ok());
+  EXPECT_STREQ(gpu->route(), single);
+  ASSERT_TRUE(gpu->attend(many.call).ok());
+  EXPECT_STREQ(gpu->route(), device->has_wgmma() ? "batch" : single);
 }
 
 TEST_F(Decode, Pages) {
