@@ -343,8 +343,7 @@ typedef struct sqz_stats {
   const char* route; /* the kernels that served the last call, a static string: "cpu", or on a GPU
                         "decode" (each request reads its own keys), "batch" (keys of several
                         requests are read once), "prefill-sm90" (prompts) or "prefill-sm80" (prompts
-                          and single tokens that the others do not serve); ""
-                        before the first call */
+                        and single tokens that the others do not serve); "" before the first call */
 } sqz_stats;
 
 /* Totals since creation or the last reset, of one layer, or of all with layer = -1. A session on a
