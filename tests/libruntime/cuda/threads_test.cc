@@ -20,8 +20,8 @@ class Caller {
   Caller(const Served& served, const SelectionRequest& selection, int64_t requests)
       : session_(test::gpu_session(served, selection)),
         call_(served, 0, requests, DType::kBF16),
-        bytes_(static_cast<size_t>(requests * served.options.query_heads *
-                                   served.options.head_dim * 2)) {
+        bytes_(static_cast<size_t>(requests * served.options.query_heads * served.options.head_dim *
+                                   2)) {
     EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
     call_.set_queries(testing::make_queries(served, 0, requests, 7));
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
