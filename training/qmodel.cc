@@ -5,9 +5,9 @@
 #include <numbers>
 
 #include "formats/base/hash.h"
+#include "formats/base/parallel.h"
 #include "libindex/kmeans.h"
 #include "training/model_runner.h"
-#include "training/qmodel_centroids.h"
 #include "training/qmodel_recall.h"
 
 namespace sqz {
@@ -38,6 +38,21 @@ double mean_recall(const std::vector<QmodelRecall>& rows) {
   return sum / static_cast<double>(rows.size());
 }
 
+// Mean direction of each cluster's keys: [C, d].
+Result<at::Tensor> mean_directions(const KmeansProblem& problem, int64_t layer) {
+  const at::Tensor unit = at::empty({problem.count, problem.dim});
+  normalise_rows(problem.points, problem.count, problem.dim, unit.data_ptr<float>());
+  const at::Tensor cluster =
+      at::from_blob(problem.assignment, {problem.count}, at::kInt).to(at::kLong);
+  const at::Tensor sums = at::zeros({problem.clusters, problem.dim}, at::kDouble)
+                              .index_add_(0, cluster, unit.to(at::kDouble));
+  const at::Tensor lengths = sums.norm(2, 1, true), none = (lengths == 0).nonzero();
+  if (none.size(0) == 0) return (sums / lengths).to(at::kFloat);
+  return Status(Code::kNumeric, concat("layer ", layer, ": bucket ", none[0][0].item<int64_t>(),
+                                       " has no direction: its keys are zero or cancel out; use "
+                                       "fewer buckets"));
+}
+
 class Training {
  public:
   Training(Runner& runner, const QmodelOptions& options)
@@ -54,7 +69,8 @@ class Training {
   Status train();
   Status check();
   Status capture(int64_t window);
-  Result<at::Tensor> cluster();
+  Result<at::Tensor> draw_keys(std::span<const TokenText> windows, int64_t keys) const;
+  Result<at::Tensor> cluster() const;
   Status compare(QmodelTrained& out);
   Result<QmodelTrained> finish();
 
@@ -148,26 +164,71 @@ Status Training::prepare(std::span<const TokenText> texts, std::span<const Token
   return {};
 }
 
-Result<at::Tensor> Training::cluster() {
-  // As few windows as have enough keys, as long as there are several.
-  int64_t windows = 0, keys = 0;
+// `keys` of each KV head, drawn evenly from the windows: [layers, Hkv, keys, d] on the CPU.
+Result<at::Tensor> Training::draw_keys(std::span<const TokenText> windows, int64_t keys) const {
+  const int64_t count = std::ssize(windows);
+  at::Tensor out =
+      at::empty({std::ssize(layers_), model_.kv_heads, keys, model_.head_dim}, at::kFloat);
+  int64_t filled = 0;
+  for (int64_t w = 0; w < count; ++w) {
+    const TokenText& window = windows[static_cast<size_t>(w)];
+    const std::vector<int64_t> tokens =
+        draw_positions(o_.sink, std::ssize(window.tokens), keys * (w + 1) / count - filled,
+                       kmeans_seed(seed(kClusterKeys, 0), w, 0, 0));
+    const at::Tensor rows = at::tensor(tokens, at::kLong).to(device_);
+    const WindowPass pass = {{}, layers_, device_, [&](double done) {
+                               o_.progress(kClusterDone / 2 * (static_cast<double>(w) + done) /
+                                           static_cast<double>(count));
+                             }};
+    SQZ_RETURN_IF_ERROR(run_window(runner_, window, pass, [&](int64_t i, const WindowLayer& layer) {
+      out.select(0, i).narrow(1, filled, rows.size(0)).copy_(layer.keys.index_select(1, rows));
+      return Status();
+    }));
+    filled += rows.size(0);
+  }
+  // A short window may have had fewer keys than its share.
+  return out.narrow(2, 0, filled).contiguous();
+}
+
+// Spherical k-means, by libindex, of keys from as few windows as have enough, as long as there are
+// several: unit vectors [n, C, d].
+Result<at::Tensor> Training::cluster() const {
+  int64_t windows = 0, found = 0;
   const int64_t wanted = o_.keys_per_bucket * o_.buckets;
   for (const TokenText& window : windows_) {
-    if (windows >= kClusterWindows && keys >= wanted) break;
-    keys += std::ssize(window.tokens) - o_.sink;
+    if (windows >= kClusterWindows && found >= wanted) break;
+    found += std::ssize(window.tokens) - o_.sink;
     ++windows;
   }
-  CentroidOptions options{.buckets = o_.buckets,
-                          .keys = std::min(wanted, keys),
-                          .sink = o_.sink,
-                          .seed = seed(kClusterKeys, 0),
-                          .threads = o_.threads,
-                          .layers = layers_,
-                          .device = device_,
-                          .progress = [&](double done) { o_.progress(kClusterDone * done); }};
-  SQZ_ASSIGN_OR_RETURN(const at::Tensor centroids,
-                       find_centroids(runner_, std::span(windows_).first(windows), options));
-  return centroids.view({shape_.heads, shape_.buckets, shape_.dim}).to(device_);
+  SQZ_ASSIGN_OR_RETURN(
+      const at::Tensor keys,
+      draw_keys(std::span(windows_).first(static_cast<size_t>(windows)), std::min(wanted, found)));
+  const int64_t heads = keys.size(1), count = keys.size(2), dim = keys.size(3);
+  SQZ_ASSIGN_OR_RETURN(const auto engine,
+                       make_kmeans_engine({.name = "auto", .dim = dim, .gpu = 0}));
+  std::vector<at::Tensor> out;
+  std::vector<int32_t> assignment(static_cast<size_t>(heads * count));
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const at::Tensor layer = keys.select(0, static_cast<int64_t>(i));
+    std::vector<KmeansProblem> problems(static_cast<size_t>(heads));
+    for (int64_t head = 0; head < heads; ++head) {
+      KmeansProblem& problem = problems[static_cast<size_t>(head)];
+      problem.points = layer.data_ptr<float>() + head * count * dim;
+      problem.count = count;
+      problem.dim = dim;
+      problem.clusters = o_.buckets;
+      problem.seed = kmeans_seed(seed(kClusterKeys, 0), layers_[i], head, 1);
+      problem.assignment = assignment.data() + head * count;
+    }
+    SQZ_RETURN_IF_ERROR(engine->run(problems, resolve_threads(o_.threads), {}));
+    for (const KmeansProblem& problem : problems) {
+      SQZ_ASSIGN_OR_RETURN(at::Tensor directions, mean_directions(problem, layers_[i]));
+      out.push_back(std::move(directions));
+    }
+    o_.progress(kClusterDone / 2 * (1 + static_cast<double>(i + 1) /
+                                            static_cast<double>(layers_.size())));
+  }
+  return at::stack(out).to(device_);
 }
 
 Status Training::start() {
