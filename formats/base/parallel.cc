@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <mutex>
 #include <new>
 #include <string>
@@ -27,31 +27,30 @@ Status run_task(const std::function<Status(int64_t)>& task, int64_t index) {
   }
 }
 
-// Cores that this process may use, by its affinity and the CPU quota of its container.
-int usable_cores() {
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  // The quota of this process's cgroup (version 2) and of those above it: "200000 100000" in
-  // cpu.max is two cores.
-  double quota = cores;
-  std::string line;
-  std::ifstream groups("/proc/self/cgroup");
-  while (std::getline(groups, line) && !line.starts_with("0::")) {
-  }
-  std::filesystem::path group = "/sys/fs/cgroup";
-  if (line.size() > 4) group += line.substr(3);
-  for (; group.string().size() >= std::strlen("/sys/fs/cgroup"); group = group.parent_path()) {
-    double microseconds = 0, period = 0;
-    if (std::ifstream(group / "cpu.max") >> microseconds >> period && period > 0) {
-      quota = std::min(quota, std::ceil(microseconds / period));
-    }
-  }
-  return std::max(1, static_cast<int>(quota));
-}
-
 }  // namespace
 
+int quota_cores(const std::string& groups, const std::string& root) {
+  std::string line;  // "200000 100000" in cpu.max is two cores
+  std::ifstream file(groups);
+  while (std::getline(file, line) && !line.starts_with("0::")) {
+  }
+  std::filesystem::path group = root;
+  if (line.size() > 4) group += line.substr(3);
+  double least = std::numeric_limits<int>::max();
+  for (; group.string().size() >= root.size(); group = group.parent_path()) {
+    double microseconds = 0, period = 0;
+    if (std::ifstream(group / "cpu.max") >> microseconds >> period && period > 0) {
+      least = std::min(least, std::ceil(microseconds / period));
+    }
+  }
+  return std::max(1, static_cast<int>(least));
+}
+
 int resolve_threads(int threads) {
-  static const int cores = usable_cores();
+  // hardware_concurrency() knows the affinity.
+  static const int cores =
+      std::min(std::max(1, static_cast<int>(std::thread::hardware_concurrency())),
+               quota_cores("/proc/self/cgroup", "/sys/fs/cgroup"));
   return threads > 0 ? threads : cores;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 #include "formats/base/status.h"
 
@@ -11,6 +12,11 @@ namespace sqz {
 // The number of threads that an option asks for. 0 stands for all cores that this process may use
 // by its affinity and the CPU quota of its cgroup.
 int resolve_threads(int threads);
+
+// The cores that the CPU quotas of cgroups (version 2) leave: of the group that the file `groups`
+// names (/proc/self/cgroup), a folder below `root` (/sys/fs/cgroup), and of those above it. INT_MAX if
+// there is no quota.
+int quota_cores(const std::string& groups, const std::string& root);
 
 // Calls task(0) .. task(count - 1), each once, on at most `threads` threads including the caller's.
 // After a failure no new task is started. Returns the failure of the lowest index, which does not

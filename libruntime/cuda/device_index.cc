@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "formats/base/parallel.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
 
@@ -202,8 +203,7 @@ Result<std::shared_ptr<DeviceIndex>> DeviceIndex::create(std::shared_ptr<const S
   }
   copies.clear();
   out->lay_out(static_cast<std::byte*>(out->memory_), copies);
-  const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  const int threads = options.threads > 0 ? options.threads : std::clamp(cores, 1, 12);
+  const int threads = options.threads > 0 ? options.threads : std::min(resolve_threads(0), 12);
   SQZ_ASSIGN_OR_RETURN(out->upload_, Upload::start(out->index_->file, options.device, threads,
                                                    std::ssize(out->layers_), copies));
   if (!options.wait) return out;

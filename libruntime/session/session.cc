@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "formats/base/parallel.h"
 #include "libruntime/select/static_selection.h"
 
 namespace sqz {
@@ -64,8 +65,8 @@ Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions&
   dim_ = model.head_dim;
   scale_ = static_cast<float>(model.attention_scale);
 
-  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  const int threads = options.threads > 0 ? options.threads : std::clamp(cores, 1, kMostThreads);
+  const int threads =
+      options.threads > 0 ? options.threads : std::min(resolve_threads(0), kMostThreads);
   SelectorLimits limits = (selector_ != nullptr ? *selector_ : *dense_).limits();
   limits.read = std::max<int64_t>(limits.read, 1);
   int64_t blocks = 1;

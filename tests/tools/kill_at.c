@@ -1,5 +1,6 @@
-// Of crash_test: kills a process with SQZ_KILL_DIR, a folder, in its environment at the
-// SQZ_KILL_AT-th call (from 0) that changes files in there; a write is killed half-way. With
+// Of crash_test and failing_write_test: watches a process with SQZ_KILL_DIR, a folder, in its
+// environment. The SQZ_KILL_AT-th call (from 0) that changes files in there kills the process, a
+// write half-way; with SQZ_FAIL_WITH, an errno, it fails once instead (0: a write is short). With
 // SQZ_NO_TMPFILE the file system has no unnamed files. The process says that it is number 4242. At
 // its end it writes how many such calls there were to SQZ_KILL_COUNT, if that is a file.
 #define _GNU_SOURCE
@@ -33,14 +34,18 @@ static int is_ours(int fd) {
   return fd >= 0 && fd < 1024 && ours[fd];
 }
 
-// Whether this call is the last.
-static int is_last(void) {
+// Whether the next call is the one.
+static int is_chosen(void) {
   const char* at = getenv("SQZ_KILL_AT");
   return atomic_fetch_add(&calls, 1) == (at == NULL ? -1 : atol(at));
 }
 
-static void die(void) {
-  syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
+// Dies or, with SQZ_FAIL_WITH, returns -1 with that errno.
+static int fail(void) {
+  const char* with = getenv("SQZ_FAIL_WITH");
+  if (with == NULL) syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
+  errno = atoi(with) != 0 ? atoi(with) : EINTR;
+  return -1;
 }
 
 void _exit(int code) {
@@ -67,54 +72,66 @@ int open(const char* path, int flags, ...) {
     errno = EOPNOTSUPP;
     return -1;
   }
-  if (changes && is_last()) die();
+  if (changes && is_chosen()) return fail();
   const int fd = REAL(open)(path, flags, mode);
   if (fd >= 0 && fd < 1024) ours[fd] = changes;
   return fd;
 }
 
 ssize_t pwrite(int fd, const void* data, size_t size, off_t offset) {
-  if (is_ours(fd) && is_last()) {
-    REAL(pwrite)(fd, data, size / 2, offset);
-    die();
+  if (is_ours(fd) && is_chosen()) {
+    const char* with = getenv("SQZ_FAIL_WITH");
+    if (with == NULL || atoi(with) == 0) {
+      const ssize_t half = REAL(pwrite)(fd, data, (size + 1) / 2, offset);
+      if (with != NULL) return half;
+    }
+    return fail();
   }
   return REAL(pwrite)(fd, data, size, offset);
 }
 
 int fsync(int fd) {
-  if (is_watched() && is_last()) die();
+  if (is_watched() && is_chosen()) return fail();
   return REAL(fsync)(fd);
 }
 
+int ftruncate(int fd, off_t size) {
+  if (is_ours(fd) && is_chosen()) return fail();
+  return REAL(ftruncate)(fd, size);
+}
+
 int fchmod(int fd, mode_t mode) {
-  if (is_ours(fd) && is_last()) die();
+  if (is_ours(fd) && is_chosen()) return fail();
   return REAL(fchmod)(fd, mode);
 }
 
 int flock(int fd, int operation) {
-  if (is_ours(fd) && is_last()) die();
+  if (is_ours(fd) && is_chosen()) return fail();
   return REAL(flock)(fd, operation);
 }
 
 int close(int fd) {
   if (is_ours(fd)) {
     ours[fd] = 0;
-    if (is_last()) die();
+    if (is_chosen()) {
+      if (getenv("SQZ_FAIL_WITH") != NULL) REAL(close)(fd);  // as close() does that fails
+      return fail();
+    }
   }
   return REAL(close)(fd);
 }
 
 int linkat(int from, const char* old, int to, const char* path, int flags) {
-  if (in_folder(path) && is_last()) die();
+  if (in_folder(path) && is_chosen()) return fail();
   return REAL(linkat)(from, old, to, path, flags);
 }
 
 int renameat2(int from, const char* old, int to, const char* path, unsigned flags) {
-  if (in_folder(path) && is_last()) die();
+  if (in_folder(path) && is_chosen()) return fail();
   return REAL(renameat2)(from, old, to, path, flags);
 }
 
 int unlink(const char* path) {
-  if (in_folder(path) && is_last()) die();
+  if (in_folder(path) && is_chosen()) return fail();
   return REAL(unlink)(path);
 }

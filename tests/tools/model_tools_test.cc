@@ -161,6 +161,7 @@ TEST_F(ModelTools, TextsFoldersStandardInputAndIdsAreTheSameContext) {
   write_all(path("docs/image.bin"), std::string("\x89PNG\0\0", 6));
   build("folder.sqz", "docs");
   build("files.sqz", "docs/a.txt docs/b/c.txt");
+  write_all(path("docs/b/c.txt"), "\xef\xbb\xbf" + second);  // the mark is no text
   expect({"sqz-index build -m $MODEL -o stdin.sqz - docs/b/c.txt", 0, {}, first});
   for (const char* other : {"folder.sqz", "stdin.sqz"}) {
     EXPECT_TRUE(read_all(path(other)) == read_all(path("files.sqz"))) << other;

@@ -1,8 +1,10 @@
 #include "tools/common/output_file.h"
 
 #include <filesystem>
+#include <random>
 
 #include "formats/base/file.h"
+#include "formats/base/hash.h"
 
 namespace sqz {
 
@@ -33,7 +35,13 @@ Status check_output(const std::string& path, bool force, const std::vector<std::
             concat(path, ": the folder ", folder.string(), " does not exist; create it first")};
   }
   // Only an attempt shows a read-only file system. The temporary file is removed at once.
-  return AtomicFile::create(Env::posix(), path, force).status();
+  const Status status = AtomicFile::create(Env::posix(), path, force).status();
+  return status.code() == Code::kNotFound ? Status(Code::kIo, status.message()) : status;
+}
+
+std::string unique_name(const std::string& prefix) {
+  std::random_device random;
+  return prefix + hex(uint64_t{random()} << 32 | random());
 }
 
 }  // namespace sqz

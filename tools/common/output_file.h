@@ -16,4 +16,7 @@ Status check_not_inputs(const std::vector<std::string>& outputs,
 Status check_output(const std::string& path, bool force,
                     const std::vector<std::string>& inputs = {});
 
+// `prefix` and 16 random hex digits: a name that no process takes, here or on another node.
+std::string unique_name(const std::string& prefix);
+
 }  // namespace sqz

@@ -7,13 +7,6 @@
 namespace sqz {
 namespace {
 
-std::string in_unit_interval(const std::string& text) {
-  double value = 0;
-  const bool number = CLI::detail::lexical_cast(text, value);
-  return number && value > 0 && value <= 1 ? ""
-                                           : "expected more than 0 and at most 1, found " + text;
-}
-
 Result<int32_t> selector_number(const std::string& name) {
   const std::vector<std::string> names = selector_names();
   const auto at = std::find(names.begin(), names.end(), name);
@@ -33,7 +26,7 @@ void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* 
       ->check(CLI::IsMember(selector_names()));
   auto* budget = app.add_option("--budget", options.budget,
                                 "Fraction of the fixed context's bytes to read (default 0.125)")
-                     ->check(in_unit_interval);
+                     ->check(real_number(1e-9, 1.0));
   section.emplace(app, "Advanced");
   auto* sparsity = app.add_option("--sparsity", options.sparsity,
                                   "Fraction of the clustered keys not to read, instead of a budget")
@@ -41,7 +34,7 @@ void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* 
   auto* threshold = app.add_option("--threshold", options.thresholds,
                                    "The thresholds themselves, coarse to fine, instead of a budget")
                         ->delimiter(',')
-                        ->check(in_unit_interval);
+                        ->check(real_number(1e-9, 1.0));
   budget->excludes(sparsity)->excludes(threshold);
   sparsity->excludes(threshold);
   app.add_option("--levels", options.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")

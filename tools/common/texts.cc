@@ -56,9 +56,16 @@ Result<std::vector<std::string>> find_in_folder(const fs::path& folder) {
                                           "at least one file of UTF-8 text"));
 }
 
+// Without a byte-order mark.
 Result<std::string> read_document(const std::string& path) {
-  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
-  return read_text_file(Env::posix(), path);
+  std::string text;
+  if (path == "-") {
+    text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  } else {
+    SQZ_ASSIGN_OR_RETURN(text, read_text_file(Env::posix(), path));
+  }
+  if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
+  return text;
 }
 
 Status no_text(std::span<const std::string> documents) {

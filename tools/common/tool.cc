@@ -1,6 +1,7 @@
 #include "tools/common/tool.h"
 
 #include <signal.h>
+#include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
@@ -29,6 +30,15 @@ bool fits(std::string_view text) {
   Number value;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size();
+}
+
+template <class Number>
+std::function<std::string(std::string&)> in_range(Number least, Number most) {
+  return [least, most](const std::string& text) {
+    Number value{};
+    const bool good = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+    return good ? std::string() : concat("expected ", least, " to ", most, ", found ", text);
+  };
 }
 
 // Examples stand behind the usage.
@@ -62,8 +72,10 @@ void on_signal(int signal) {
 }
 
 // SIGINT, SIGTERM and SIGHUP end a tool at once, as they do by default, but its temporary files are
-// removed first. A signal that the parent ignores (nohup) stays ignored.
+// removed first. A signal that the parent ignores (nohup) stays ignored. A file that grows beyond the
+// limit of its size is an error of the write.
 void handle_signals() {
+  ::signal(SIGXFSZ, SIG_IGN);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction action = {};
     sigaction(signal, nullptr, &action);
@@ -75,9 +87,24 @@ void handle_signals() {
   }
 }
 
+// The text of a message, without bytes that command a terminal.
+class PrintableText : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, const std::tm&,
+              spdlog::memory_buf_t& out) override {
+    const std::string text = printable({message.payload.data(), message.payload.size()});
+    out.append(text.data(), text.data() + text.size());
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override {
+    return std::make_unique<PrintableText>();
+  }
+};
+
 void set_up_log(const std::string& name, const CommonOptions& options) {
   auto logger = spdlog::stderr_color_mt(name);
-  logger->set_pattern("%n: %^%l%$: %v");
+  auto formatter = std::make_unique<spdlog::pattern_formatter>();
+  formatter->add_flag<PrintableText>('*').set_pattern("%n: %^%l%$: %*");
+  logger->set_formatter(std::move(formatter));
   logger->set_level(options.quiet > 1   ? spdlog::level::off
                     : options.quiet > 0 ? spdlog::level::err
                     : options.verbose   ? spdlog::level::debug
@@ -99,14 +126,9 @@ int exit_code(const Status& status) {
     case Code::kMismatch:
     case Code::kNumeric:
       return kExitBadInput;
-    case Code::kCancelled:
-    case Code::kIo:
-    case Code::kOutOfMemory:
-    case Code::kExists:
-    case Code::kInternal:
+    default:
       return kExitError;
   }
-  return kExitError;
 }
 
 std::optional<int> CommonOptions::gpu() const {
@@ -118,26 +140,24 @@ ProgressStyle ToolContext::progress_style() const {
   return sqz::progress_style(options.progress, ::isatty(STDERR_FILENO) == 1, options.quiet > 0);
 }
 
+int limited_threads(int asked) {
+  const int cores = resolve_threads(0);
+  if (asked > cores) {
+    spdlog::warn("--threads {}: this process may use {} cores, so as many threads run", asked,
+                 cores);
+  }
+  return asked == 0 ? cores : std::min(asked, cores);
+}
+
 CLI::Validator whole_number(int64_t least) {
-  static constexpr int64_t kMost = int64_t{1} << 31;
   CLI::Validator out;
-  out.operation([least](const std::string& text) {
-    int64_t value = 0;
-    const bool number = CLI::detail::lexical_cast(text, value);
-    return number && value >= least && value <= kMost
-               ? std::string()
-               : concat("expected ", least, " to ", kMost, ", found ", text);
-  });
+  out.operation(in_range<int64_t>(least, int64_t{1} << 31));
   return out;
 }
 
 CLI::Validator real_number(double least, double most) {
   CLI::Validator out = CLI::Range(least, most);  // for --help; it accepts NaN
-  out.operation([least, most](const std::string& text) {
-    double value = 0;
-    const bool good = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
-    return good ? std::string() : concat("expected ", least, " to ", most, ", found ", text);
-  });
+  out.operation(in_range<double>(least, most));
   return out;
 }
 
@@ -251,12 +271,7 @@ int Tool::run(int argc, char** argv, bool sleeping_openmp) {
   if (sleeping_openmp) let_openmp_sleep(argv);
   handle_signals();
   set_up_log(name_, options_);
-  const int cores = resolve_threads(0);
-  if (options_.threads > cores) {
-    spdlog::warn("--threads {}: this process may use {} cores, so as many threads run",
-                 options_.threads, cores);
-  }
-  if (options_.threads == 0 || options_.threads > cores) options_.threads = cores;
+  options_.threads = limited_threads(options_.threads);
   const ToolContext context{options_, Output(options_.json, options_.quiet > 1)};
   const auto run = [&]() -> Status {
     try {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "sqz/sqz.hpp"
+#include "tools/common/output_file.h"
 #include "tools/sqz_bench/benchmarks.h"
 
 namespace sqz::bench {
@@ -178,8 +179,7 @@ Result<std::shared_ptr<Layer>> open_layer(const AttentionOptions& options,
     path = options.save_index;
     if (path.empty()) {
       path = temporary =
-          (std::filesystem::temp_directory_path() / concat("sqz-bench.", ::getpid(), ".sqz"))
-              .string();
+          unique_name((std::filesystem::temp_directory_path() / "sqz-bench.").string());
     }
     SQZ_RETURN_IF_ERROR(make_index(options.made, path));
   }

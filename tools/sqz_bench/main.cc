@@ -1,8 +1,10 @@
 // sqz-bench: times attention from an index, and the engines that cluster one.
 #include <CLI/CLI.hpp>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
 #include <iostream>
 
-#include "formats/base/parallel.h"
 #include "libruntime/kernels/cpu/kernels.h"
 #include "sqz/sqz.hpp"
 #include "tools/common/tool.h"
@@ -139,7 +141,7 @@ Result<std::shared_ptr<const Device>> make_device(const Options& o) {
 
 Status run_benchmarks(const std::string& command, Options o, std::vector<std::string> rest) {
   o.attention.prompt = command == "prefill";
-  o.attention.made.threads = o.kmeans.threads = resolve_threads(o.threads);
+  o.attention.made.threads = o.kmeans.threads = limited_threads(o.threads);
   o.attention.made.seed = o.kmeans.seed = o.seed;
   SQZ_RETURN_IF_ERROR(check_shape(o.attention.made));
   for (const std::string& option : rest) {
@@ -169,6 +171,7 @@ Status run_benchmarks(const std::string& command, Options o, std::vector<std::st
 }
 
 int main_of(int argc, char** argv) {
+  spdlog::set_default_logger(spdlog::stderr_color_mt("sqz-bench"));
   CLI::App app("Times attention from an index, dense and sparse, and k-means on this machine.",
                "sqz-bench");
   app.set_version_flag("--version", concat("sqz-bench ", SQZ_VERSION));

@@ -1,4 +1,4 @@
-#include "tools/sqz_eval/facts.h"
+#include "tools/sqz_eval/trials.h"
 
 #include <algorithm>
 #include <array>

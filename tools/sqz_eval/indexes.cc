@@ -1,13 +1,12 @@
 #include "tools/sqz_eval/indexes.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
 
 #include "formats/sqz_file.h"
 #include "tools/common/calibration.h"
+#include "tools/common/output_file.h"
 
 namespace sqz::eval {
 namespace {
@@ -86,18 +85,17 @@ std::vector<float> visible_rows(std::span<const float> all, const View& view, in
 
 Status PassIndexes::make(EvalModel& model, const Pass& pass, const std::vector<IndexKind>& kinds,
                          const BuildOptions& build, const std::function<void(double)>& progress) {
-  const auto folder = std::filesystem::temp_directory_path();
+  const std::string prefix = std::filesystem::temp_directory_path() / "sqz-eval.tmp.";
   std::vector<Build> builds;
   for (size_t v = 0; v < pass.views.size(); ++v) {
     for (const IndexKind& kind : kinds) {
-      const std::string path =
-          folder / concat("sqz-eval.tmp.", ::getpid(), ".", v, "-", kind.name(), ".sqz");
+      const std::string path = concat(unique_name(prefix), ".", v, "-", kind.name(), ".sqz");
       files_.push_back({v, kind, TemporaryName(path)});
       const BuildOptions options = index_options(kind, build);
       if (options.compress.any()) continue;
       SQZ_ASSIGN_OR_RETURN(
           auto builder,
-          IndexBuilder::create(Env::posix(), path, true, model.description(),
+          IndexBuilder::create(Env::posix(), path, false, model.description(),
                                view_ids(pass, pass.views[v]), model.tokenizer->hash(), options));
       builds.push_back({&pass.views[v], path, std::move(builder)});
     }
@@ -114,7 +112,7 @@ Status PassIndexes::make(EvalModel& model, const Pass& pass, const std::vector<I
     if (!compress.any()) continue;
     SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(path(file.view, {file.kind.partition})));
     SQZ_RETURN_IF_ERROR(
-        compress_index(Env::posix(), *index, compress, file.name.path(), true, build.threads)
+        compress_index(Env::posix(), *index, compress, file.name.path(), false, build.threads)
             .status());
   }
   return {};

@@ -2,7 +2,6 @@
 
 #include "tools/common/model_options.h"
 #include "tools/sqz_index/build_index.h"
-#include "tools/sqz_index/build_manifest.h"
 #include "tools/sqz_index/build_options.h"
 #include "tools/sqz_index/commands.h"
 #include "tools/sqz_index/plan.h"

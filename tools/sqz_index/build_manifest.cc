@@ -1,4 +1,4 @@
-#include "tools/sqz_index/build_manifest.h"
+// `sqz-index build --manifest`: one index a document.
 
 #include <spdlog/spdlog.h>
 
@@ -10,6 +10,7 @@
 #include "formats/base/stopwatch.h"
 #include "tools/common/model_options.h"
 #include "tools/sqz_index/build_index.h"
+#include "tools/sqz_index/build_options.h"
 #include "tools/sqz_index/manifest.h"
 #include "tools/sqz_index/plan.h"
 

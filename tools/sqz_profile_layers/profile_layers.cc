@@ -1,7 +1,5 @@
 #include "tools/sqz_profile_layers/profile_layers.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -159,7 +157,7 @@ class TrialIndexes {
   // Adds the window of the next pass and returns the path of its index. `tokens` is borrowed.
   std::string add(std::span<const int32_t> tokens) {
     windows_.push_back(
-        {TemporaryName(concat(output_, ".tmp.", ::getpid(), ".trial", windows_.size())), tokens});
+        {TemporaryName(unique_name(output_ + ".tmp.trial.")), tokens});
     return windows_.back().name.path();
   }
 
@@ -167,7 +165,7 @@ class TrialIndexes {
     const Window& own = windows_[static_cast<size_t>(window)];
     if (layer.layer == 0) {
       SQZ_ASSIGN_OR_RETURN(
-          builder_, IndexBuilder::create(Env::posix(), own.name.path(), true, model_, own.tokens,
+          builder_, IndexBuilder::create(Env::posix(), own.name.path(), false, model_, own.tokens,
                                          tokenizer_hash_, options_));
     }
     SQZ_RETURN_IF_ERROR(builder_->add_layer(
