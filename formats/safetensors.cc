@@ -191,6 +191,9 @@ Result<uint64_t> header_length(std::span<const std::byte> first8, uint64_t file_
                                std::string_view path) {
   uint64_t length = 0;
   for (size_t i = 0; i < 8; ++i) length |= std::to_integer<uint64_t>(first8[i]) << (8 * i);
+  if (std::memcmp(first8.data(), "version ", 8) == 0) {
+    return Refuse{path}("file", "a Git LFS pointer", "the file itself: git lfs pull");
+  }
   if (length > kMaxHeader) {
     return Refuse{path}("header length", length,
                         concat("at most ", kMaxHeader, ": this is no .sqz or .safetensors file"));

@@ -225,8 +225,8 @@ Result<at::Tensor> Training::cluster() const {
       SQZ_ASSIGN_OR_RETURN(at::Tensor directions, mean_directions(problem, layers_[i]));
       out.push_back(std::move(directions));
     }
-    o_.progress(kClusterDone / 2 * (1 + static_cast<double>(i + 1) /
-                                            static_cast<double>(layers_.size())));
+    o_.progress(kClusterDone / 2 *
+                (1 + static_cast<double>(i + 1) / static_cast<double>(layers_.size())));
   }
   return at::stack(out).to(device_);
 }

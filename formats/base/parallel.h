@@ -14,8 +14,8 @@ namespace sqz {
 int resolve_threads(int threads);
 
 // The cores that the CPU quotas of cgroups (version 2) leave: of the group that the file `groups`
-// names (/proc/self/cgroup), a folder below `root` (/sys/fs/cgroup), and of those above it. INT_MAX if
-// there is no quota.
+// names (/proc/self/cgroup), a folder below `root` (/sys/fs/cgroup), and of those above it. INT_MAX
+// if there is no quota.
 int quota_cores(const std::string& groups, const std::string& root);
 
 // Calls task(0) .. task(count - 1), each once, on at most `threads` threads including the caller's.

@@ -31,7 +31,8 @@ class FailingWrite : public ToolTest, public ::testing::WithParamInterface<Comma
     variables["IN"] = inputs_.string();
     variables["OUT"] = (folder_ / "work").string();
     write_small_capture(inputs_ / "a.h5", 300, 120);
-    write_all(inputs_ / "m.jsonl", R"({"key": "x", "capture": "a.h5"})" "\n");
+    write_all(inputs_ / "m.jsonl", R"({"key": "x", "capture": "a.h5"})"
+                                   "\n");
     const std::string book = read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
     write_all(inputs_ / "a.txt", book.substr(4000, 1500));
     write_all(inputs_ / "long.txt", book.substr(4000, 6000));
@@ -66,7 +67,8 @@ const Command kCommands[] = {
     {"calibrate",
      "sqz-index calibrate $IN/b.sqz -m $MODEL --prompts $IN/q.txt --answer-tokens 1 -o $OUT/x.sqz",
      "x.sqz", true},
-    {"profile", "sqz-profile-layers -m $MODEL $IN/a.txt --tokens 300 -o $OUT/x.json", "x.json", true},
+    {"profile", "sqz-profile-layers -m $MODEL $IN/a.txt --tokens 300 -o $OUT/x.json", "x.json",
+     true},
     {"train",
      "sqz-train-qmodel -m $MODEL $IN/long.txt -o $OUT/x.sqz --buckets 8 --hidden 8 --window 300 "
      "--recent 32 --positions 16 --queries 16 --batch 8 --keys 32 --steps 1",

@@ -28,6 +28,7 @@ class IndexToolTest : public ToolTest {
 
 TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
   write_all(path("m.gguf"), std::string("GGUF\3\0\0\0\0\0\0\0\0\0\0\0", 16));
+  write_all(path("lfs.sqz"), "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n");
   write_all(path("a.txt"), "text");
   write_all(path("text.h5"), "not HDF5");
   write_small_capture(path("few.h5"), 600, 60);
@@ -62,6 +63,7 @@ TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
       {from + "--qmodel q.sqz --levels 2", 2, {"--qmodel", "--levels"}},
       // Files of other kinds, and outputs.
       {"sqz-index info m.gguf", 3, {"a GGUF file"}},
+      {"sqz-index info lfs.sqz", 3, {"lfs.sqz: file: found a Git LFS pointer", "git lfs pull"}},
       {"sqz-index info none.sqz", 3, {"none.sqz"}},
       {"sqz-index info pipe", 2, {"not a regular file"}},
       {"sqz-index verify c.h5", 3, {"c.h5"}},
@@ -71,6 +73,7 @@ TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
       {build + "a.txt -m meta-llama/Llama-3.1-8B", 3, {"no such folder", "hf download"}},
       {"sqz-index build --capture c.h5 -o no/x.sqz", 2, {"does not exist"}},
       {"sqz-index build --capture c.h5 -o .", 2, {"is a folder"}},
+      {"sqz-index build --capture c.h5 -o /proc/x.sqz", 1, {"/proc/x.sqz"}},
       {"sqz-index build --capture c.h5 -o c.h5 --force", 2, {"is an input"}},
       // Captures.
       {build + "--capture none.h5", 3, {"none.h5"}},
@@ -239,9 +242,8 @@ TEST_F(IndexToolTest, SignalsStopABuildAndLeaveNothing) {
 TEST_F(IndexToolTest, ACaptureThatFindsNoRoomIsOneError) {
   write_all(path("a.txt"), std::string(4000, 'a'));
   const ToolRun full =
-      run("/bin/sh",
-          {"-c", concat("ulimit -f 100; exec " SQZ_INDEX_TOOL " capture --model ",
-                        variables.at("MODEL"), " a.txt -o x.h5")});
+      run("/bin/sh", {"-c", concat("ulimit -f 100; exec " SQZ_INDEX_TOOL " capture --model ",
+                                   variables.at("MODEL"), " a.txt -o x.h5")});
   EXPECT_EQ(full.code, 1);
   EXPECT_THAT(full.err, HasSubstr("x.h5: write /layers/"));
   EXPECT_EQ(std::count(full.err.begin(), full.err.end(), '\n'), 1) << full.err;

@@ -72,8 +72,8 @@ void on_signal(int signal) {
 }
 
 // SIGINT, SIGTERM and SIGHUP end a tool at once, as they do by default, but its temporary files are
-// removed first. A signal that the parent ignores (nohup) stays ignored. A file that grows beyond the
-// limit of its size is an error of the write.
+// removed first. A signal that the parent ignores (nohup) stays ignored. A file that grows beyond
+// the limit of its size is an error of the write.
 void handle_signals() {
   ::signal(SIGXFSZ, SIG_IGN);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {

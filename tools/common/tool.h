@@ -49,8 +49,8 @@ struct ToolContext {
   ProgressStyle progress_style() const;
 };
 
-// The threads that run: 0 stands for all cores, by affinity and quota, and more than these is warned
-// of and is these.
+// The threads that run: 0 stands for all cores, by affinity and quota, and more than these is
+// warned of and is these.
 int limited_threads(int asked);
 
 // Accepts whole numbers from `least` to 2^31. --help does not print the range.

@@ -1,7 +1,7 @@
 // sqz-bench: times attention from an index, and the engines that cluster one.
-#include <CLI/CLI.hpp>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <CLI/CLI.hpp>
 
 #include <iostream>
 

@@ -156,8 +156,7 @@ class TrialIndexes {
 
   // Adds the window of the next pass and returns the path of its index. `tokens` is borrowed.
   std::string add(std::span<const int32_t> tokens) {
-    windows_.push_back(
-        {TemporaryName(unique_name(output_ + ".tmp.trial.")), tokens});
+    windows_.push_back({TemporaryName(unique_name(output_ + ".tmp.trial.")), tokens});
     return windows_.back().name.path();
   }
 
