@@ -28,7 +28,6 @@ class IndexToolTest : public ToolTest {
 
 TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
   write_all(path("m.gguf"), std::string("GGUF\3\0\0\0\0\0\0\0\0\0\0\0", 16));
-  write_all(path("lfs.sqz"), "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n");
   write_all(path("a.txt"), "text");
   write_all(path("text.h5"), "not HDF5");
   write_small_capture(path("few.h5"), 600, 60);
@@ -63,7 +62,6 @@ TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
       {from + "--qmodel q.sqz --levels 2", 2, {"--qmodel", "--levels"}},
       // Files of other kinds, and outputs.
       {"sqz-index info m.gguf", 3, {"a GGUF file"}},
-      {"sqz-index info lfs.sqz", 3, {"lfs.sqz: file: found a Git LFS pointer", "git lfs pull"}},
       {"sqz-index info none.sqz", 3, {"none.sqz"}},
       {"sqz-index info pipe", 2, {"not a regular file"}},
       {"sqz-index verify c.h5", 3, {"c.h5"}},

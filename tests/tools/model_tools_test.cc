@@ -195,6 +195,9 @@ TEST_F(ModelTools, RefusesTextsThatMakeNoContext) {
   write_all(path("short.txt"), "too short");
   write_all(path("long.txt"), prose(40000));
   fs::create_directories(path("void"));
+  fs::copy(kModel, path("lfs"));
+  fs::remove(path("lfs/model.safetensors"));
+  write_all(path("lfs/model.safetensors"), "version https://git-lfs.github.com/spec/v1\n");
   std::vector<int32_t> ids(500, 1);
   ids[77] = 8192;
   ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
@@ -205,6 +208,7 @@ TEST_F(ModelTools, RefusesTextsThatMakeNoContext) {
               {command + "nul.txt", 3, {"nul.txt"}},
               {command + "missing.txt", 3, {"missing.txt"}},
               {command + "void", 3, {"void", "no text file"}},
+              {"sqz-index build -m lfs -o x.sqz a.txt", 3, {"Git LFS pointer", "git lfs pull"}},
               {command + "short.txt", 2, {"tokens"}},
               {command + "long.txt", 3, {"32768 positions", "--max-tokens"}},
               {command + "--tokens ids.npy", 3, {"ids.npy", "id 8192", "8192 entries"}},
