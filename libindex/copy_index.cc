@@ -22,16 +22,4 @@ Result<uint64_t> copy_index(Env& env, const SqzFile& index, IndexMetadata metada
   return writer->commit(calibration);
 }
 
-Result<uint64_t> embed_layer_budgets(Env& env, const SqzFile& index, const LayerBudgets& budgets,
-                                     const std::string& output, bool replace, int threads) {
-  const auto copy = [&]() -> Result<uint64_t> {
-    SQZ_RETURN_IF_ERROR(index.check_whole({}, threads));
-    SQZ_ASSIGN_OR_RETURN(const Calibration calibration, index.calibration());
-    IndexMetadata metadata = index.metadata();
-    metadata.layer_budgets = budgets;
-    return copy_index(env, index, std::move(metadata), calibration, output, replace);
-  };
-  return within_memory(copy, "not enough memory to copy the index");
-}
-
 }  // namespace sqz

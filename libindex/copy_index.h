@@ -18,9 +18,4 @@ Result<uint64_t> copy_index(Env& env, const SqzFile& index, IndexMetadata metada
                             const std::function<void(double)>& progress = {},
                             const std::function<Status(SqzWriter&, int64_t)>& put = {});
 
-// Publishes the index with these layer budgets, which are of its model. Reads and checks the whole
-// index first: kCorrupt if it is damaged. `threads`: 0 = all cores.
-Result<uint64_t> embed_layer_budgets(Env& env, const SqzFile& index, const LayerBudgets& budgets,
-                                     const std::string& output, bool replace, int threads);
-
 }  // namespace sqz

@@ -1,9 +1,7 @@
-// Layer budgets put into a finished index: everything else stays.
+// An index written again with other metadata.
 #include "libindex/copy_index.h"
 
 #include <gmock/gmock.h>
-
-#include <fstream>
 
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
@@ -12,7 +10,6 @@ namespace sqz {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::TinyIndexOptions;
 
 LayerBudgets budgets() {
   return {.allocation = "measured",
@@ -21,36 +18,6 @@ LayerBudgets budgets() {
           .p = 1,
           .budget = {9, 31},
           .cosine = {0.25, 0.75}};
-}
-
-TEST(EmbedLayerBudgets, EverythingElseStays) {
-  const testing::TemporaryDirectory directory;
-  const std::string path = directory.file("a.sqz"), output = directory.file("b.sqz");
-  TinyIndexOptions o;
-  o.heavy_hitters = true;
-  ASSERT_TRUE(testing::write_tiny_index(path, o).ok());
-  const auto before = SqzFile::open(path).value();
-  const auto bytes = embed_layer_budgets(Env::posix(), *before, budgets(), output, false, 1);
-  ASSERT_TRUE(bytes.ok()) << bytes.status().message();
-  const auto after = SqzFile::open(output).value();
-  EXPECT_EQ(after->file_bytes(), *bytes);
-  EXPECT_TRUE(after->verify().value().problems.empty());
-  ASSERT_TRUE(after->metadata().layer_budgets);
-  EXPECT_EQ(after->metadata().layer_budgets->budget, budgets().budget);
-  EXPECT_EQ(after->metadata().layer_budgets->cosine, budgets().cosine);
-  EXPECT_EQ(after->metadata().layer_budgets->allocation, "measured");
-  EXPECT_EQ(after->metadata().layer_budgets->context, 64);
-  EXPECT_EQ(after->metadata().layer_budgets->uniform_budget, 20);
-  for (const TensorInfo& tensor : before->header().tensors) {
-    if (tensor.name.starts_with("padding.") || tensor.name == "header.xxh3_128") continue;
-    const auto a = before->tensor(tensor.name), b = after->tensor(tensor.name);
-    EXPECT_TRUE(std::equal(a.begin(), a.end(), b.begin(), b.end())) << tensor.name;
-  }
-  // In place, and others instead.
-  LayerBudgets other = budgets();
-  other.budget = {20, 20};
-  ASSERT_TRUE(embed_layer_budgets(Env::posix(), *after, other, output, true, 1).ok());
-  EXPECT_EQ(SqzFile::open(output).value()->metadata().layer_budgets->budget, other.budget);
 }
 
 // A file of version 1 becomes one of the newest version, without the group policies max and any.
@@ -70,14 +37,17 @@ TEST(CopyIndex, WritesTheNewestVersion) {
             before->tensor("calibration.thresholds").size());
 }
 
-TEST(EmbedLayerBudgets, RefusesWhatDoesNotFitOrIsDamaged) {
+TEST(CopyIndex, RefusesLayerBudgetsThatDoNotFit) {
   const testing::TemporaryDirectory directory;
   const std::string path = directory.file("a.sqz"), output = directory.file("b.sqz");
   ASSERT_TRUE(testing::write_tiny_index(path).ok());
   const auto embed = [&](const LayerBudgets& wanted) {
     const auto index = SqzFile::open(path, OpenMode::kRead).value();
+    IndexMetadata metadata = index->metadata();
+    metadata.layer_budgets = wanted;
     const Status status =
-        embed_layer_budgets(Env::posix(), *index, wanted, output, false, 1).status();
+        copy_index(Env::posix(), *index, metadata, index->calibration().value(), output, false)
+            .status();
     EXPECT_FALSE(Env::posix().exists(output));
     return status.message();
   };
@@ -107,11 +77,6 @@ TEST(EmbedLayerBudgets, RefusesWhatDoesNotFitOrIsDamaged) {
     change(wrong);
     EXPECT_THAT(embed(wrong), HasSubstr(says));
   }
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  file.seekp(4096 * 3 + 7);
-  file.put('\x55');
-  file.close();
-  EXPECT_THAT(embed(budgets()), HasSubstr("XXH3-64"));
 }
 
 }  // namespace

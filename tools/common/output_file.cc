@@ -10,25 +10,16 @@ namespace sqz {
 
 namespace fs = std::filesystem;
 
-Status check_not_inputs(const std::vector<std::string>& outputs,
-                        const std::vector<std::string>& inputs) {
-  std::error_code error;
-  for (const std::string& output : outputs) {
-    for (const std::string& input : inputs) {
-      if (output != input && !fs::equivalent(output, input, error)) continue;
-      return {Code::kInvalidArgument,
-              concat(output, ": is an input and the output; give another name")};
-    }
-  }
-  return {};
-}
-
 Status check_output(const std::string& path, bool force, const std::vector<std::string>& inputs) {
   std::error_code error;
   if (fs::is_directory(path, error)) {
     return {Code::kInvalidArgument, concat(path, ": is a folder; give the name of a file with -o")};
   }
-  SQZ_RETURN_IF_ERROR(check_not_inputs({path}, inputs));
+  for (const std::string& input : inputs) {
+    if (path != input && !fs::equivalent(path, input, error)) continue;
+    return {Code::kInvalidArgument,
+            concat(path, ": is an input and the output; give another name")};
+  }
   const fs::path folder = fs::path(path).parent_path();
   if (!folder.empty() && !fs::is_directory(folder, error)) {
     return {Code::kInvalidArgument,

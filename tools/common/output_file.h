@@ -8,11 +8,8 @@
 
 namespace sqz {
 
-// kInvalidArgument if one of the outputs is one of the inputs, by whatever name.
-Status check_not_inputs(const std::vector<std::string>& outputs,
-                        const std::vector<std::string>& inputs);
-
-// Fails if `path` exists (without `force`), is one of the `inputs` or cannot be written.
+// Fails if `path` exists (without `force`), is one of the `inputs`, by whatever name, or cannot be
+// written.
 Status check_output(const std::string& path, bool force,
                     const std::vector<std::string>& inputs = {});
 

@@ -164,6 +164,19 @@ Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
   return no_text(documents);
 }
 
+Result<std::vector<TokenText>> read_texts(std::span<const std::string> documents,
+                                          const Tokenizer& tokenizer, const ModelDescription& model,
+                                          const std::string& model_path, int64_t max_tokens) {
+  std::vector<TokenText> out;
+  for (const std::string& document : documents) {
+    TokenText& text = out.emplace_back(TokenText{document, {}});
+    SQZ_ASSIGN_OR_RETURN(text.tokens, encode_documents(tokenizer, {&document, 1}, max_tokens));
+    SQZ_RETURN_IF_ERROR(
+        check_ids(text.tokens, model, "the tokenizer of " + model_path, model_path));
+  }
+  return out;
+}
+
 Result<std::vector<int32_t>> encode_chat(const Tokenizer& tokenizer,
                                          std::span<const std::string> documents,
                                          const ChatFormat& chat) {

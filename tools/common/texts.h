@@ -11,6 +11,7 @@
 #include "formats/chat_format.h"
 #include "formats/model_description.h"
 #include "formats/tokenizer.h"
+#include "training/runner.h"
 
 namespace sqz {
 
@@ -31,6 +32,11 @@ Result<std::vector<std::string>> find_documents(const std::vector<std::string>& 
 Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
                                               std::span<const std::string> documents,
                                               int64_t max_tokens);
+// The ids of each document by itself, with the tokenizer's special tokens, which the vocabulary of
+// the model has.
+Result<std::vector<TokenText>> read_texts(std::span<const std::string> documents,
+                                          const Tokenizer& tokenizer, const ModelDescription& model,
+                                          const std::string& model_path, int64_t max_tokens);
 // Returns the ids of the documents as one text in the context's turn of a chat.
 Result<std::vector<int32_t>> encode_chat(const Tokenizer& tokenizer,
                                          std::span<const std::string> documents,

@@ -34,8 +34,8 @@ Status complete(BuildArguments& arguments, const CommonOptions& common);
 // The options for a context of `model`: with the layer profile, if there is one.
 Result<BuildOptions> options_for(const BuildArguments& arguments, const ModelDescription& model);
 
-// The build of a corpus: kIo if some documents failed, kCorrupt if all did. A document that fails
-// stops no other.
-Status build_from_manifest(const BuildArguments& arguments, const ToolContext& context);
+// Builds one index, or those of a corpus: then kIo if some documents failed, kCorrupt if all did. A
+// document that fails stops no other.
+Status run_build(const BuildArguments& arguments, const ToolContext& context);
 
 }  // namespace sqz

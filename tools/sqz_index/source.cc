@@ -77,11 +77,13 @@ Result<FixedTokens> Source::read(const std::vector<std::string>& texts,
   return out;
 }
 
+Status no_context() {
+  return {Code::kInvalidArgument,
+          "no fixed context was given: name text files or folders, or pass --tokens"};
+}
+
 Result<FixedTokens> read_tokens(const SourceOptions& options, std::optional<Source>& source) {
-  if (options.texts.empty() && options.tokens.empty()) {
-    return Status(Code::kInvalidArgument,
-                  "no fixed context was given: name text files or folders, or pass --tokens");
-  }
+  if (options.texts.empty() && options.tokens.empty()) return no_context();
   SQZ_ASSIGN_OR_RETURN(source, Source::open(options, options.tokens.empty()));
   return source->read(options.texts, options.tokens);
 }

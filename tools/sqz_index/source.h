@@ -54,8 +54,9 @@ class Source {
   std::optional<ChatFormat> chat_;
 };
 
-// Source::open() and Source::read() of what the options name. kInvalidArgument if they name neither
-// texts nor ids.
+// kInvalidArgument: neither texts nor ids were named.
+Status no_context();
+// Source::open() and Source::read() of what the options name.
 Result<FixedTokens> read_tokens(const SourceOptions& options, std::optional<Source>& source);
 
 }  // namespace sqz

@@ -21,14 +21,15 @@ int main(int argc, char** argv) {
 Refused: models of fewer than three layers, or whose layers have fewer than three different
 cosines; texts of fewer than 256 tokens together.
 
-Result: the fields of the layer profile (docs/format.md), path, index, seconds{load, profile,
-measure}.
+`sqz-index build --layers` puts the budgets into an index, and sqz-generate and sqz-eval take
+them by --layers.
+
+Result: the fields of the layer profile (docs/format.md), path, seconds{load, profile, measure}.
 
 Examples:
   sqz-profile-layers --model MODEL book.txt -o layers.json
   sqz-profile-layers --model MODEL texts/ --tokens 16000 --budget 0.1 --p 0.7 -o l.json
   sqz-profile-layers --model MODEL book.txt --allocate measured --selector h2o -o l.json
-  sqz-profile-layers --model MODEL book.txt --index book.sqz --allocate measured
 )");
   sqz::ProfileArguments arguments;
   CLI::App* app = tool.only_command(

@@ -4,12 +4,10 @@
 #include <array>
 #include <cmath>
 
-#include "formats/base/hash.h"
 #include "formats/base/stopwatch.h"
 #include "formats/base/temporaries.h"
 #include "formats/checkpoint.h"
 #include "libindex/builder.h"
-#include "libindex/copy_index.h"
 #include "tools/common/model_options.h"
 #include "tools/common/output_file.h"
 #include "tools/common/texts.h"
@@ -25,8 +23,7 @@ constexpr double kProfileShare = 0.5;  // of the time, roughly, where losses are
 struct Plan {
   ProfileOptions options;  // without progress and consumer
   BudgetRequest request;
-  int64_t behind = 0;                    // tokens behind each window that are needed
-  std::shared_ptr<const SqzFile> index;  // null: none was given
+  int64_t behind = 0;  // tokens behind each window that are needed
 };
 
 // Everything that can be refused before the model runs is.
@@ -42,18 +39,11 @@ Result<Plan> make_plan(const ProfileArguments& arguments, const ModelDescription
                            ? arguments.tokens
                            : std::min(kDefaultWindow, model.max_positions - out.behind);
   out.options.windows = arguments.windows;
-  if (!arguments.index.empty()) {
-    SQZ_ASSIGN_OR_RETURN(out.index, SqzFile::open(arguments.index));
-    SQZ_RETURN_IF_ERROR(check_same_model(out.index->metadata().model, model, arguments.index));
-    out.options.window = out.index->metadata().tokens;
-  }
-  const int64_t left = model.max_positions - (out.index ? out.options.window : 1) - 1;
+  const int64_t left = model.max_positions - 2;
   if (arguments.measures() && arguments.held_out > left) {
-    return Status(
-        Code::kInvalidArgument,
-        concat("--held-out: found ", arguments.held_out, ", expected at most ",
-               std::max<int64_t>(left, 0), ", what ", out.index ? arguments.index : "a window",
-               " leaves of the positions of ", arguments.model));
+    return Status(Code::kInvalidArgument,
+                  concat("--held-out: found ", arguments.held_out, ", expected at most ", left,
+                         ", what a window leaves of the positions of ", arguments.model));
   }
   if (out.options.window + out.behind > model.max_positions) {
     return Status(Code::kInvalidArgument,
@@ -69,49 +59,16 @@ Result<Plan> make_plan(const ProfileArguments& arguments, const ModelDescription
   return out;
 }
 
-// Each text's windows, and what is held out behind the last one.
-Result<std::vector<TokenText>> read_texts(const ProfileArguments& arguments, const Plan& plan,
-                                          std::span<const std::string> documents,
-                                          const Tokenizer& tokenizer,
-                                          const ModelDescription& model) {
-  const int64_t window = plan.options.window, windows = plan.options.windows;
-  std::vector<TokenText> out;
-  const auto add = [&](const std::string& name, std::span<const std::string> part) -> Status {
-    TokenText text{name, {}};
-    const int64_t most = windows == 0 ? 0 : windows * window + plan.behind;
-    SQZ_ASSIGN_OR_RETURN(text.tokens, encode_documents(tokenizer, part, most));
-    SQZ_RETURN_IF_ERROR(
-        check_ids(text.tokens, model, "the tokenizer of " + arguments.model, arguments.model));
-    out.push_back(std::move(text));
-    return {};
-  };
-  if (plan.index == nullptr) {
-    for (const std::string& document : documents) {
-      SQZ_RETURN_IF_ERROR(add(document, {&document, 1}));
-    }
-  } else {  // as sqz-index build reads them
-    SQZ_RETURN_IF_ERROR(add(documents.front(), documents));
-    const auto tokens =
-        std::as_bytes(std::span(out.front().tokens)
-                          .first(std::min(out.front().tokens.size(), static_cast<size_t>(window))));
-    const std::string& expected = plan.index->metadata().tokens_hash;
-    if (hex(xxh3_64(tokens)) != expected) {
-      return Status(
-          Code::kMismatch,
-          bad_field(out.front().name, concat("hash of the first ", window, " tokens"),
-                    hex(xxh3_64(tokens)), concat(expected, ", the context of ", arguments.index)));
-    }
-  }
-  for (const TokenText& text : out) {
-    const auto needed = window + plan.behind;
+Status check_lengths(const Plan& plan, const std::vector<TokenText>& texts) {
+  const int64_t needed = plan.options.window + plan.behind;
+  for (const TokenText& text : texts) {
     if (plan.behind == 0 || std::ssize(text.tokens) >= needed) continue;
-    return Status(Code::kCorrupt,
-                  bad_field(text.name, "text", concat(text.tokens.size(), " tokens"),
-                            concat("at least ", needed, ": a window of ", window, " and ",
-                                   plan.behind, " that are held out; pass fewer ",
-                                   plan.index ? "--held-out" : "--tokens")));
+    return {Code::kCorrupt,
+            bad_field(text.name, "text", concat(text.tokens.size(), " tokens"),
+                      concat("at least ", needed, ": a window of ", plan.options.window, " and ",
+                             plan.behind, " that are held out; pass fewer --tokens"))};
   }
-  return out;
+  return {};
 }
 
 // Windows of a text that have held-out tokens behind them: there is one at least.
@@ -205,9 +162,9 @@ Result<std::vector<int>> groups_of(const LayerProfile& profile, const std::strin
 Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
                         const std::vector<TokenText>& texts, const std::string& tokenizer_hash,
                         Runner& runner, const ToolContext& context) {
-  const std::string& beside = arguments.output.empty() ? arguments.index : arguments.output;
   const ModelDescription& model = runner.config().description;
-  TrialIndexes indexes(beside, model, tokenizer_hash, trial_options(arguments, context.options));
+  TrialIndexes indexes(arguments.output, model, tokenizer_hash,
+                       trial_options(arguments, context.options));
   Trials trials(runner, trial_selector(arguments), context.options.threads);
   std::vector<TokenText> windows;
   for (const TokenText& text : texts) {
@@ -221,15 +178,14 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
       const auto rest = all.subspan(static_cast<size_t>(i * length));
       const auto window = rest.first(static_cast<size_t>(length));
       const auto behind = rest.subspan(window.size(), static_cast<size_t>(plan.behind));
-      const std::string path = plan.index ? arguments.index : indexes.add(window);
-      trials.add({path, {behind.begin(), behind.end()}});
+      trials.add({indexes.add(window), {behind.begin(), behind.end()}});
     }
     windows.push_back({text.name, {all.begin(), all.begin() + count * length}});
   }
   Progress progress(context.progress_style(), "profile");
   const double share = arguments.measures() ? kProfileShare : 1;
   plan.options.progress = [&](double done) { progress.update(share * done); };
-  if (arguments.measures() && !plan.index) {
+  if (arguments.measures()) {
     const BuildOptions build = trial_options(arguments, context.options);
     plan.options.attention = build.heavy_hitters;
     plan.options.tail_queries = build.tail;
@@ -320,23 +276,17 @@ void add_profile_options(CLI::App& app, ProfileArguments& arguments) {
       ->required();
   app.add_option("-m,--model", arguments.model, "Model: a Hugging Face checkpoint directory")
       ->required();
-  app.add_option("-o,--output", arguments.output,
-                 "The layer profile (.json) to write; may be left out with --index");
-  auto* index = app.add_option("-i,--index", arguments.index,
-                               "Profile on this index's context, which TEXT begins with, and embed "
-                               "the budgets into it");
+  app.add_option("-o,--output", arguments.output, "The layer profile (.json) to write")->required();
   app.add_flag("--force", arguments.force, "Replace an existing output");
   app.add_option("--tokens", arguments.tokens,
                  "Tokens of a window, which is one dense pass (default: the model's positions, at "
                  "most 16384)")
       ->check(whole_number(1))
-      ->type_name("N")
-      ->excludes(index);
+      ->type_name("N");
   app.add_option("--windows", arguments.windows, "Windows of each text; 0 = all of it")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
       ->type_name("N")
-      ->capture_default_str()
-      ->excludes(index);
+      ->capture_default_str();
   app.add_option("--budget", arguments.budget,
                  "Fraction of the context that a layer reads, if all read the same")
       ->check(real_number(1e-9, 1.0))
@@ -355,25 +305,18 @@ void add_profile_options(CLI::App& app, ProfileArguments& arguments) {
 }
 
 Status run_profile(const ProfileArguments& arguments, const ToolContext& context) {
-  if (arguments.output.empty() && arguments.index.empty()) {
-    return {Code::kInvalidArgument,
-            "-o: found none, expected the layer profile to write, or --index"};
-  }
   SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
   const ModelDescription& model = checkpoint->config().description;
   SQZ_ASSIGN_OR_RETURN(Plan plan, make_plan(arguments, model));
   SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
-  std::vector<std::string> inputs = arguments.texts;
-  if (!arguments.index.empty()) {
-    SQZ_RETURN_IF_ERROR(check_not_inputs({arguments.index}, inputs));
-    inputs.push_back(arguments.index);
-  }
-  if (!arguments.output.empty()) {
-    SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, inputs));
-  }
+  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, arguments.texts));
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
-  SQZ_ASSIGN_OR_RETURN(const auto texts, read_texts(arguments, plan, documents, *tokenizer, model));
+  const int64_t windows = plan.options.windows;
+  SQZ_ASSIGN_OR_RETURN(const auto texts,
+                       read_texts(documents, *tokenizer, model, arguments.model,
+                                  windows == 0 ? 0 : windows * plan.options.window + plan.behind));
+  SQZ_RETURN_IF_ERROR(check_lengths(plan, texts));
   const Stopwatch watch;
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,
@@ -386,17 +329,9 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   layers.tokenizer_hash = tokenizer->hash();
   layers.texts = std::ssize(texts);
 
-  if (!arguments.index.empty()) {
-    SQZ_RETURN_IF_ERROR(embed_layer_budgets(Env::posix(), *plan.index, layers, arguments.index,
-                                            true, context.options.threads)
-                            .status());
-  }
-  if (!arguments.output.empty()) {
-    SQZ_RETURN_IF_ERROR(write_layers_file(Env::posix(), arguments.output, arguments.force, layers));
-  }
+  SQZ_RETURN_IF_ERROR(write_layers_file(Env::posix(), arguments.output, arguments.force, layers));
   JsonMembers result = to_json(layers);
-  if (!arguments.output.empty()) result["path"] = arguments.output;
-  if (!arguments.index.empty()) result["index"] = arguments.index;
+  result["path"] = arguments.output;
   result["seconds"] = {{"load", load_seconds},
                        {"profile", outcome.profile_seconds},
                        {"measure", outcome.measure_seconds}};

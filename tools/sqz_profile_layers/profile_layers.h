@@ -12,7 +12,6 @@ namespace sqz {
 struct ProfileArguments {
   std::string model, output;
   std::vector<std::string> texts;
-  std::string index;  // to profile on, and to embed the budgets into; empty: none
   bool force = false;
   int64_t tokens = 0;   // of a window; 0: as many as the model has positions, up to 16384
   int64_t windows = 1;  // of each text; 0: all of it

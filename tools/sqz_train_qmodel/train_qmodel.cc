@@ -17,21 +17,6 @@ namespace {
 // A check takes as long as some ten steps do on a CPU.
 constexpr int64_t kStepsOfACheck = 100, kMostChecks = 20;
 
-Result<std::vector<TokenText>> read_texts(std::span<const std::string> documents,
-                                          const Tokenizer& tokenizer, const ModelDescription& model,
-                                          const std::string& model_path) {
-  std::vector<TokenText> out;
-  for (const std::string& document : documents) {
-    TokenText text;
-    text.name = document;
-    SQZ_ASSIGN_OR_RETURN(text.tokens, encode_documents(tokenizer, {&document, 1}, 0));
-    SQZ_RETURN_IF_ERROR(
-        check_ids(text.tokens, model, "the tokenizer of " + model_path, model_path));
-    out.push_back(std::move(text));
-  }
-  return out;
-}
-
 std::vector<QmodelRecall> errors_of(const QmodelScores& scores) {
   std::vector<QmodelRecall> out = scores.recall;
   for (size_t i = 0; i < out.size(); ++i) out[i].recall = scores.errors[i];
@@ -159,9 +144,10 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   options.device = context.options.device;
   options.threads = context.options.threads;
   options.first_token = tokenizer->bos_token().value_or(-1);
-  SQZ_ASSIGN_OR_RETURN(const auto texts, read_texts(documents, *tokenizer, model, arguments.model));
+  SQZ_ASSIGN_OR_RETURN(const auto texts,
+                       read_texts(documents, *tokenizer, model, arguments.model, 0));
   SQZ_ASSIGN_OR_RETURN(const auto test,
-                       read_texts(test_documents, *tokenizer, model, arguments.model));
+                       read_texts(test_documents, *tokenizer, model, arguments.model, 0));
   const Stopwatch watch;
   const RunnerOptions run = runner_options(arguments.run_dtype, context.options);
   SQZ_ASSIGN_OR_RETURN(const auto runner, load_runner(arguments.model, run));

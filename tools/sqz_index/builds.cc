@@ -1,4 +1,4 @@
-// `sqz-index build --manifest`: one index a document.
+// The work of `sqz-index build`: one index, or with --manifest one a document.
 
 #include <spdlog/spdlog.h>
 
@@ -21,46 +21,59 @@ namespace {
 constexpr int64_t kGpuTokens = 65536;
 
 struct Outcome {
-  BuildReport report;
+  BuiltIndex index;
   bool there = false;  // before
+  std::string fingerprint;
 };
 
 // Builds documents, on several threads at once: reading, the model with the clustering of its
 // layers, and the calibration and writing of different documents overlap.
-class Corpus {
+class Builds {
  public:
-  Corpus(const BuildArguments& arguments, const ToolContext& context)
+  Builds(const BuildArguments& arguments, const ToolContext& context)
       : arguments_(arguments),
         context_(context),
+        corpus_(!arguments.manifest.empty()),
         pass_(runner_options(arguments.source.run_dtype, context.options)),
         gate_(on_gpu() ? kGpuTokens : 0) {}
 
-  Result<Outcome> build(const ManifestEntry& entry) {
+  Result<Outcome> build(const ManifestEntry& entry, const std::string& output, Progress& progress) {
     // One capture at a time: the HDF5 library is not for several threads.
     std::unique_lock<std::mutex> one_capture(captures_, std::defer_lock);
     if (!entry.capture.empty()) one_capture.lock();
     SQZ_ASSIGN_OR_RETURN(const BuildInput input, read(entry));
     SQZ_ASSIGN_OR_RETURN(const BuildOptions options, options_for(arguments_, input.model));
     SQZ_ASSIGN_OR_RETURN(const auto builder, plan_index(input, options));
-    const std::string output = entry.output(arguments_.output);
-    SQZ_ASSIGN_OR_RETURN(const auto there, find(*builder, output));
-    if (there) return Outcome{*there, true};
-    if (arguments_.dry_run) return plan(input, *builder);
-    std::error_code error;
-    std::filesystem::create_directories(std::filesystem::path(output).parent_path(), error);
-    if (error) return Status(Code::kIo, concat(output, ": create folder: ", error.message()));
+    if (corpus_) {
+      SQZ_ASSIGN_OR_RETURN(const auto there, find(*builder, output));
+      if (there) return Outcome{{*there}, true, {}};
+    }
+    SQZ_ASSIGN_OR_RETURN(const BuildPlan plan, builder->plan(on_gpu() && !input.capture));
+    if (plan.clusters.empty() && plan.pages == 0) {
+      spdlog::warn(
+          "{}: every layer of the model has a sliding window and is read whole, whatever the "
+          "budget: this index will save nothing",
+          output);
+    }
+    if (arguments_.dry_run) {
+      const int64_t tokens = std::ssize(input.tokens.ids);
+      const std::lock_guard lock(planning_);
+      total_.add(plan, tokens, input.capture ? 0 : pass_memory(source_->model(), tokens, pass_),
+                 on_gpu());
+      return Outcome{};
+    }
+    SQZ_RETURN_IF_ERROR(prepare(output));
     SQZ_RETURN_IF_ERROR(builder->begin(Env::posix(), output, arguments_.force));
     Runner* runner = nullptr;
     if (input.capture == nullptr) {
       SQZ_ASSIGN_OR_RETURN(runner, load());
     }
-    Progress progress(ProgressStyle::kNone, entry.key);
-    const auto built = build_index(*builder, input, runner, progress, &gate_);
-    if (built.ok()) return Outcome{built->report};
-    if (built.status().code() != Code::kExists) return built.status();
+    const auto built = build_index(*builder, input, runner, progress, corpus_ ? &gate_ : nullptr);
+    if (built.ok()) return Outcome{*built, false, fingerprint(input.model)};
+    if (!corpus_ || built.status().code() != Code::kExists) return built.status();
     // Another process has made a file meanwhile.
     SQZ_ASSIGN_OR_RETURN(const auto others, find(*builder, output));
-    return others ? Result<Outcome>(Outcome{*others, true}) : built.status();
+    return others ? Result<Outcome>(Outcome{{*others}, true, {}}) : built.status();
   }
 
   void print_plan() const { total_.print(context_); }
@@ -70,9 +83,11 @@ class Corpus {
 
   Result<BuildInput> read(const ManifestEntry& entry) {
     if (!entry.capture.empty()) return open_capture(entry.capture);
+    if (entry.texts.empty() && entry.tokens.empty()) return no_context();
     const std::lock_guard lock(reading_);
     if (!source_) {
-      SQZ_ASSIGN_OR_RETURN(source_, Source::open(arguments_.source, true));
+      SQZ_ASSIGN_OR_RETURN(source_,
+                           Source::open(arguments_.source, corpus_ || entry.tokens.empty()));
     }
     BuildInput out;
     out.model = source_->model().description;
@@ -81,13 +96,17 @@ class Corpus {
     return out;
   }
 
-  Result<Outcome> plan(const BuildInput& input, const IndexBuilder& builder) {
-    const auto tokens = std::ssize(input.tokens.ids);
-    SQZ_ASSIGN_OR_RETURN(const BuildPlan plan, builder.plan(on_gpu()));
-    const std::lock_guard lock(planning_);
-    total_.add(plan, tokens, input.capture ? 0 : pass_memory(source_->model(), tokens, pass_),
-               on_gpu());
-    return Outcome{};
+  // Checks that a file can be made, for a corpus in a folder that is made.
+  Status prepare(const std::string& output) const {
+    if (!corpus_) {
+      std::vector<std::string> inputs = named_files(arguments_.source);
+      inputs.insert(inputs.end(), {arguments_.capture, arguments_.layers, arguments_.qmodel});
+      return check_output(output, arguments_.force, inputs);
+    }
+    std::error_code error;
+    std::filesystem::create_directories(std::filesystem::path(output).parent_path(), error);
+    if (error) return {Code::kIo, concat(output, ": create folder: ", error.message())};
+    return {};
   }
 
   // The model, which is loaded for the first document that needs it.
@@ -115,6 +134,7 @@ class Corpus {
 
   const BuildArguments& arguments_;
   const ToolContext& context_;
+  const bool corpus_;
   const RunnerOptions pass_;
   TokenGate gate_;
   std::mutex reading_, captures_, loading_, planning_;
@@ -147,7 +167,7 @@ class Tally {
                     status.message());
       fields.merge(JsonMembers{{"code", code_name(status.code())}, {"message", status.message()}});
     } else {
-      const BuildReport& report = document->report;
+      const BuildReport& report = document->index.report;
       tokens_ += document->there ? 0 : report.tokens;
       fields.merge(JsonMembers{
           {"tokens", report.tokens}, {"bytes", report.bytes}, {"build_id", report.build_id}});
@@ -182,27 +202,63 @@ class Tally {
   int64_t done_ = 0, tokens_ = 0;          // tokens: of the indexes that were built
 };
 
-}  // namespace
+void print_index(const std::string& path, const Outcome& built, const ToolContext& context) {
+  const BuildReport& report = built.index.report;
+  const BuildSeconds& seconds = report.seconds;
+  context.output.result({{"path", path},
+                         {"tokens", report.tokens},
+                         {"clustered", report.clustered},
+                         {"clusters", report.clusters},
+                         {"pages", report.pages},
+                         {"bytes", report.bytes},
+                         {"build_id", report.build_id},
+                         {"seconds",
+                          {{"capture", built.index.capture_seconds},
+                           {"cluster", seconds.cluster},
+                           {"calibrate", seconds.calibrate},
+                           {"write", seconds.write}}},
+                         {"engine", report.engine},
+                         {"fingerprint", built.fingerprint}});
+}
 
-Status build_from_manifest(const BuildArguments& arguments, const ToolContext& context) {
+Status build_corpus(const BuildArguments& arguments, const ToolContext& context, Builds& builds) {
   SQZ_ASSIGN_OR_RETURN(const auto entries, read_manifest(arguments.manifest, arguments.shard));
-  Corpus corpus(arguments, context);
   Tally tally(arguments, context, entries.size());
   const Stopwatch watch;
   const int together = arguments.together > 0 ? arguments.together : context.options.gpu() ? 4 : 2;
   SQZ_RETURN_IF_ERROR(parallel_for(std::ssize(entries), together, [&](int64_t i) {
     const ManifestEntry& entry = entries[static_cast<size_t>(i)];
     const Stopwatch one;
-    const auto document = within_memory([&] { return corpus.build(entry); }, "not enough memory");
+    Progress none(ProgressStyle::kNone, entry.key);
+    const auto document =
+        within_memory([&] { return builds.build(entry, entry.output(arguments.output), none); },
+                      "not enough memory");
     tally.add(entry, document, one.seconds());
     return Status();
   }));
   if (arguments.dry_run) {
-    corpus.print_plan();
+    builds.print_plan();
   } else {
     tally.print(watch.seconds());
   }
   return tally.failures();
+}
+
+}  // namespace
+
+Status run_build(const BuildArguments& arguments, const ToolContext& context) {
+  Builds builds(arguments, context);
+  if (!arguments.manifest.empty()) return build_corpus(arguments, context, builds);
+  Progress progress(context.progress_style(), "build");
+  const ManifestEntry entry{0, "", arguments.source.texts, arguments.source.tokens,
+                            arguments.capture};
+  SQZ_ASSIGN_OR_RETURN(const Outcome built, builds.build(entry, arguments.output, progress));
+  if (arguments.dry_run) {
+    builds.print_plan();
+  } else {
+    print_index(arguments.output, built, context);
+  }
+  return {};
 }
 
 }  // namespace sqz
