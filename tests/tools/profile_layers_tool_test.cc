@@ -191,17 +191,5 @@ TEST_F(ProfileTool, RefusesBeforeItWrites) {
   EXPECT_EQ(read_all(path("mine.json")), "mine");
 }
 
-TEST_F(ProfileTool, StoppedItLeavesNothing) {
-  write_all(path("long.txt"), lines(40000));
-  const std::string before = files();
-  const ToolRun stopped =
-      run(SQZ_PROFILE_LAYERS_TOOL,
-          {"-m", kModel, path("long.txt"), "--tokens", "4096", "--windows", "0", "--progress", "-o",
-           path("l.json")},
-          "", {}, [&](pid_t child) { signal_when(child, SIGINT, [&] { return has_spoken(); }); });
-  EXPECT_EQ(stopped.code, 130) << stopped.err;
-  EXPECT_EQ(files(), before);
-}
-
 }  // namespace
 }  // namespace sqz

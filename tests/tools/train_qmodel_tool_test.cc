@@ -78,19 +78,6 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndOtherToolsServeIt) {
   EXPECT_EQ(run("sqz-index", {"verify", path("q.sqz")}).code, 3);
 }
 
-TEST_F(TrainQmodelTool, StoppedItHasSaidItsChecksAndLeavesNothing) {
-  const std::string before = files();
-  auto words = words_of(train("--steps 100000 --checks 100000 -o q.sqz"));
-  words.erase(words.begin());
-  const ToolRun stopped = run(SQZ_TRAIN_QMODEL_TOOL, words, "", {}, [&](pid_t child) {
-    signal_when(child, SIGINT, [&] {
-      return read_all(folder_ / "stderr").find("step 2: loss") != std::string::npos;
-    });
-  });
-  EXPECT_EQ(stopped.code, 130) << stopped.err;
-  EXPECT_EQ(files(), before);
-}
-
 TEST_F(TrainQmodelTool, RefusesBeforeItWrites) {
   const std::string before = files(), text = read_all(path("other.txt"));
   expect_all({{train("-o bad.sqz --buckets 1024"), 3, {"expected at least 32768 for 1024 buckets"}},

@@ -91,27 +91,18 @@ Status each_line(Env& env, const std::string& path,
 
 namespace {
 
-Result<std::string> prompt_of_json(const std::string& line, const std::string& label) {
-  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json(line, label));
-  JsonFields fields(json.root(), label);
-  std::string prompt = fields.text("prompt");
-  SQZ_RETURN_IF_ERROR(fields.status());
-  return prompt;
-}
-
-Result<std::string> prompt_of_text(const std::string& line, const std::string& label) {
-  const auto bad = find_invalid_utf8(line);
-  if (!bad) return line;
-  return Status(Code::kCorrupt, concat(label, ": text: not valid UTF-8 at byte ", *bad));
-}
-
 Status read_prompt_file(Env& env, const std::string& path, std::vector<Prompt>& out) {
   const bool json = path.ends_with(".jsonl");
   const size_t before = out.size();
   SQZ_RETURN_IF_ERROR(
-      each_line(env, path, [&](const std::string& line, int64_t, const std::string& label) {
-        SQZ_ASSIGN_OR_RETURN(std::string prompt,
-                             json ? prompt_of_json(line, label) : prompt_of_text(line, label));
+      each_line(env, path, [&](const std::string& line, int64_t, const std::string& label) -> Status {
+        std::string prompt = line;
+        if (json) {
+          SQZ_ASSIGN_OR_RETURN(const JsonDocument object, parse_json(line, label));
+          JsonFields fields(object.root(), label);
+          prompt = fields.text("prompt");
+          SQZ_RETURN_IF_ERROR(fields.status());
+        }
         if (prompt.empty()) {
           return Status(Code::kCorrupt, bad_field(label, "prompt", "an empty text", "some text"));
         }
