@@ -42,7 +42,7 @@ class EvalTrials : public ::testing::Test {
   static TrialOptions options(int64_t tokens, int64_t trials, uint64_t seed = 7) {
     TrialOptions out;
     out.tokens = tokens;
-    out.tasks = {Task::kNeedle1};
+    out.tasks = {kNeedle1};
     out.trials = trials;
     out.continuation = 256;
     out.seed = seed;
@@ -125,16 +125,16 @@ TEST_F(EvalTrials, SeedAndNumberDecideEverything) {
 TEST_F(EvalTrials, PlanHasTheTrialsAsked) {
   struct Case {
     int64_t tokens, share, trials;
-    std::vector<Task> tasks;
+    std::vector<std::string> tasks;
     int64_t questions, texts, passes;
   };
-  const std::vector<Task> all = {Task::kNeedle1, Task::kLoss, Task::kError};
+  const std::vector<std::string> all = {kNeedle1, kLoss, kError};
   for (const Case& one : std::vector<Case>{{2000, 8, 30, all, 30, 15, 30},
                                            {8000, 8, 30, all, 30, 15, 15},
                                            {31000, 8, 30, all, 30, 15, 15},
-                                           {31000, 8, 30, {Task::kNeedle1}, 30, 0, 4},
-                                           {31000, 8, 30, {Task::kLoss}, 0, 15, 15},
-                                           {31000, 1, 5, {Task::kRecall}, 5, 3, 5}}) {
+                                           {31000, 8, 30, {kNeedle1}, 30, 0, 4},
+                                           {31000, 8, 30, {kLoss}, 0, 15, 15},
+                                           {31000, 1, 5, {kRecall}, 5, 3, 5}}) {
     TrialOptions wanted = options(one.tokens, one.trials);
     wanted.tasks = one.tasks;
     wanted.share = one.share;

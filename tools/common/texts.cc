@@ -94,8 +94,8 @@ namespace {
 Status read_prompt_file(Env& env, const std::string& path, std::vector<Prompt>& out) {
   const bool json = path.ends_with(".jsonl");
   const size_t before = out.size();
-  SQZ_RETURN_IF_ERROR(
-      each_line(env, path, [&](const std::string& line, int64_t, const std::string& label) -> Status {
+  SQZ_RETURN_IF_ERROR(each_line(
+      env, path, [&](const std::string& line, int64_t, const std::string& label) -> Status {
         std::string prompt = line;
         if (json) {
           SQZ_ASSIGN_OR_RETURN(const JsonDocument object, parse_json(line, label));

@@ -1,9 +1,9 @@
 // `attend` and `prefill`: sqz.h's sessions over one layer, dense and sparse.
-#include <unistd.h>
-
 #include <filesystem>
 #include <numeric>
+#include <optional>
 
+#include "formats/base/temporaries.h"
 #include "sqz/sqz.hpp"
 #include "tools/common/output_file.h"
 #include "tools/sqz_bench/benchmarks.h"
@@ -174,28 +174,20 @@ void run(benchmark::State& state, const Layer& layer, const Case& what) {
 // Opens --index, or makes an index. An index that is not saved is removed once it is open.
 Result<std::shared_ptr<Layer>> open_layer(const AttentionOptions& options,
                                           std::shared_ptr<const Device> device) {
-  std::string path = options.index, temporary;
+  std::string path = options.index.empty() ? options.save_index : options.index;
+  std::optional<TemporaryName> temporary;
   if (path.empty()) {
-    path = options.save_index;
-    if (path.empty()) {
-      path = temporary =
-          unique_name((std::filesystem::temp_directory_path() / "sqz-bench.").string());
-    }
-    SQZ_RETURN_IF_ERROR(make_index(options.made, path));
+    path = unique_name((std::filesystem::temp_directory_path() / "sqz-bench.").string());
+    temporary.emplace(path);
   }
+  if (options.index.empty()) SQZ_RETURN_IF_ERROR(make_index(options.made, path));
   const auto layer = std::make_shared<Layer>();
-  const auto open = [&]() -> Status {
-    SQZ_ASSIGN_OR_RETURN(layer->file, SqzFile::open(path));
-    const bool gpu = device->number() >= 0;
-    for (int i = 0; i < (gpu && !options.prompt ? kCopies : 1); ++i) {
-      layer->copies.emplace_back(path);
-      if (gpu) layer->copies.back().upload(device->number());
-    }
-    return {};
-  };
-  const Status opened = open();
-  if (!temporary.empty()) ::unlink(temporary.c_str());
-  SQZ_RETURN_IF_ERROR(opened);
+  SQZ_ASSIGN_OR_RETURN(layer->file, SqzFile::open(path));
+  const bool gpu = device->number() >= 0;
+  for (int i = 0; i < (gpu && !options.prompt ? kCopies : 1); ++i) {
+    layer->copies.emplace_back(path);
+    if (gpu) layer->copies.back().upload(device->number());
+  }
   layer->device = std::move(device);
   layer->prompt = options.prompt;
   layer->threads = options.made.threads;
@@ -203,77 +195,65 @@ Result<std::shared_ptr<Layer>> open_layer(const AttentionOptions& options,
   return layer;
 }
 
-class Registrar {
- public:
-  Registrar(const AttentionOptions& options, std::shared_ptr<Layer> layer)
-      : options_(options), layer_(std::move(layer)) {}
+void add(const std::shared_ptr<Layer>& layer, const char* kind, const std::string& sizes,
+         const Case& what) {
+  const auto body = [layer, what](benchmark::State& state) {
+    try {
+      run(state, *layer, what);
+    } catch (const std::exception& error) {
+      fail(state, error.what());
+    }
+  };
+  const std::string name = concat(layer->prompt ? "prefill/" : "attend/", kind, sizes);
+  auto* benchmark = benchmark::RegisterBenchmark(name.c_str(), body);
+  if (layer->device->number() < 0) {
+    benchmark->UseRealTime()->Unit(benchmark::kMillisecond);
+  } else {
+    benchmark->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(20);
+  }
+}
 
-  void add_all() const {
-    for (const int64_t tokens : options_.prompt ? options_.queries : options_.requests) {
-      Case what;
-      what.tokens = tokens;
-      const std::string size = concat(options_.prompt ? "/queries:" : "/requests:", tokens);
-      add("dense", size, what);
-      what.dense = false;
-      if (!options_.prompt) add_selectors(size, what);
-      for (const int64_t block : options_.prompt ? options_.block : std::vector<int64_t>()) {
-        what.block = block;
-        add_selectors(concat(size, "/block:", block), what);
+// Of an index without clusters, rules and levels are left out.
+void add_selectors(const AttentionOptions& options, const std::shared_ptr<Layer>& layer,
+                   const std::string& size, Case what) {
+  const bool clusters = layer->file->layer(0).levels > 0;
+  const bool budgets = !options.budget.empty();
+  what.dense = false;
+  for (const double share : budgets ? options.budget : options.keep) {
+    (budgets ? what.budget : what.keep) = share;
+    const std::string asked = concat(budgets ? "/budget:" : "/keep:", share);
+    if (!clusters) add(layer, "sparse", asked + size, what);
+    for (const std::string& rule : clusters ? options.rules : std::vector<std::string>()) {
+      for (const int levels : options.levels) {
+        what.rule = rule == "budget" ? SQZ_RULE_BUDGET : SQZ_RULE_THRESHOLD;
+        what.levels = levels;
+        add(layer, "sparse", concat(asked, "/rule:", rule, "/levels:", levels, size), what);
       }
     }
   }
-
- private:
-  // Of an index without clusters, rules and levels are left out.
-  void add_selectors(const std::string& size, Case what) const {
-    const bool clusters = layer_->file->layer(0).levels > 0;
-    const bool budgets = !options_.budget.empty();
-    for (const double share : budgets ? options_.budget : options_.keep) {
-      (budgets ? what.budget : what.keep) = share;
-      const std::string asked = concat(budgets ? "/budget:" : "/keep:", share);
-      if (!clusters) add("sparse", asked + size, what);
-      for (const std::string& rule : clusters ? options_.rules : std::vector<std::string>()) {
-        for (const int levels : options_.levels) {
-          what.rule = rule == "budget" ? SQZ_RULE_BUDGET : SQZ_RULE_THRESHOLD;
-          what.levels = levels;
-          add("sparse", concat(asked, "/rule:", rule, "/levels:", levels, size), what);
-        }
-      }
-    }
-  }
-
-  void add(const char* kind, const std::string& sizes, const Case& what) const {
-    const auto body = [layer = layer_, what](benchmark::State& state) {
-      try {
-        run(state, *layer, what);
-      } catch (const std::exception& error) {
-        fail(state, error.what());
-      }
-    };
-    const std::string name = concat(options_.prompt ? "prefill/" : "attend/", kind, sizes);
-    auto* benchmark = benchmark::RegisterBenchmark(name.c_str(), body);
-    if (layer_->device->number() < 0) {
-      benchmark->UseRealTime()->Unit(benchmark::kMillisecond);
-    } else {
-      benchmark->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(20);
-    }
-  }
-
-  const AttentionOptions& options_;
-  std::shared_ptr<Layer> layer_;
-};
+}
 
 }  // namespace
 
 Status add_attention(const AttentionOptions& options, std::shared_ptr<const Device> device) {
-  SQZ_ASSIGN_OR_RETURN(auto layer, open_layer(options, std::move(device)));
+  SQZ_ASSIGN_OR_RETURN(const auto layer, open_layer(options, std::move(device)));
   const IndexMetadata& metadata = layer->file->metadata();
   benchmark::AddCustomContext("keys", options.index.empty() ? "made up" : options.index);
   benchmark::AddCustomContext(
       "layer", concat(metadata.tokens, " tokens, ", metadata.model.query_heads, " query heads, ",
                       metadata.model.kv_heads, " KV heads of ", metadata.model.head_dim,
                       " dimensions, ", dtype_name(layer->file->layer(0).dtype)));
-  Registrar(options, std::move(layer)).add_all();
+  for (const int64_t tokens : options.prompt ? options.queries : options.requests) {
+    Case what;
+    what.tokens = tokens;
+    const std::string size = concat(options.prompt ? "/queries:" : "/requests:", tokens);
+    add(layer, "dense", size, what);
+    if (!options.prompt) add_selectors(options, layer, size, what);
+    for (const int64_t block : options.prompt ? options.block : std::vector<int64_t>()) {
+      what.block = block;
+      add_selectors(options, layer, concat(size, "/block:", block), what);
+    }
+  }
   return {};
 }
 

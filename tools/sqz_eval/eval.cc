@@ -93,10 +93,6 @@ Result<TrialOptions> trial_options(const EvalArguments& arguments, const Work& w
                                    uint64_t seed) {
   const ModelDescription& model = work.model.description();
   TrialOptions out = arguments.trials;
-  for (const std::string& name : arguments.tasks) {
-    const auto at = std::find(std::begin(kTaskNames), std::end(kTaskNames), name);
-    out.tasks.push_back(static_cast<Task>(at - std::begin(kTaskNames)));
-  }
   out.sink = work.build.sink;
   out.tail = work.build.tail;
   out.seed = seed;

@@ -14,8 +14,7 @@ namespace sqz::eval {
 struct EvalArguments {
   std::string model;
   std::vector<std::string> texts;
-  std::vector<std::string> tasks = {"needle1", "loss", "error", "recall"};
-  TrialOptions trials;  // tasks and seed are filled in by run_eval()
+  TrialOptions trials;  // the seed is filled in by run_eval()
   SettingOptions settings;
   std::string run_dtype = "f32";
   std::string engine = "auto";  // of the clustering

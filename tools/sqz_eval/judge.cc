@@ -63,8 +63,8 @@ Status Judge::judge(const Pass& pass, size_t view, const PassIndexes& indexes) {
     const Fact& fact = pass.facts[view];
     std::vector<int32_t> prompt;
     SQZ_RETURN_IF_ERROR(model_.tokenizer->encode(fact.prompt, false, prompt));
-    if (options_.wants(Task::kNeedle1)) SQZ_RETURN_IF_ERROR(ask(fact, prompt, served));
-    if (options_.wants(Task::kError) || options_.wants(Task::kRecall)) {
+    if (options_.wants(kNeedle1)) SQZ_RETURN_IF_ERROR(ask(fact, prompt, served));
+    if (options_.wants(kError) || options_.wants(kRecall)) {
       SQZ_RETURN_IF_ERROR(probe(prompt, false, std::ssize(prompt), kQuestions, served).status());
     }
   }
@@ -75,7 +75,7 @@ Status Judge::ask(const Fact& fact, std::span<const int32_t> prompt, const Serve
   for (size_t i = 0; i < served.size(); ++i) {
     SQZ_RETURN_IF_ERROR(served[i]->reset_stats());
     SQZ_ASSIGN_OR_RETURN(const bool right, answered(fact, prompt, *served[i]));
-    SQZ_RETURN_IF_ERROR(add({Task::kNeedle1, ""}, i, *served[i], {right ? 1.0 : 0.0}));
+    SQZ_RETURN_IF_ERROR(add({kNeedle1, ""}, i, *served[i], {right ? 1.0 : 0.0}));
   }
   return {};
 }
@@ -117,14 +117,13 @@ Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, bool l
   const auto results = probe.results();
   for (size_t i = 1; i < served.size(); ++i) {
     const ProbeResult& result = results[i - 1];
-    if (options_.wants(Task::kError)) {
-      SQZ_RETURN_IF_ERROR(add({Task::kError, on}, i, *served[i], block_means(result.error, block)));
+    if (options_.wants(kError)) {
+      SQZ_RETURN_IF_ERROR(add({kError, on}, i, *served[i], block_means(result.error, block)));
     }
     // With key codes on a CPU, the lse counts the approximated keys, too.
     const bool drops = gpu_ || settings_[i].index.key_codes == 0;
-    if (options_.wants(Task::kRecall) && drops) {
-      SQZ_RETURN_IF_ERROR(
-          add({Task::kRecall, on}, i, *served[i], block_means(result.recall, block)));
+    if (options_.wants(kRecall) && drops) {
+      SQZ_RETURN_IF_ERROR(add({kRecall, on}, i, *served[i], block_means(result.recall, block)));
     }
   }
   return dense_losses;
@@ -133,18 +132,18 @@ Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, bool l
 Status Judge::measure_text(const Pass& pass, const Served& served) {
   SQZ_RETURN_IF_ERROR(served[0]->reset_stats());
   std::vector<double> dense;
-  if (options_.wants(Task::kError) || options_.wants(Task::kRecall)) {
+  if (options_.wants(kError) || options_.wants(kRecall)) {
     SQZ_ASSIGN_OR_RETURN(dense, probe(pass.continuation, true, kBlockTokens, kText, served));
   } else {
     SQZ_ASSIGN_OR_RETURN(dense, model_.runner->score(pass.continuation, *served[0], {}));
   }
-  for (size_t i = 0; i < served.size() && options_.wants(Task::kLoss); ++i) {
+  for (size_t i = 0; i < served.size() && options_.wants(kLoss); ++i) {
     std::vector<double> losses = dense;
     if (i > 0) {
       SQZ_RETURN_IF_ERROR(served[i]->reset_stats());
       SQZ_ASSIGN_OR_RETURN(losses, model_.runner->score(pass.continuation, *served[i], {}));
     }
-    SQZ_RETURN_IF_ERROR(add({Task::kLoss, ""}, i, *served[i], block_means(losses, kBlockTokens)));
+    SQZ_RETURN_IF_ERROR(add({kLoss, ""}, i, *served[i], block_means(losses, kBlockTokens)));
   }
   return {};
 }
@@ -160,14 +159,14 @@ Status Judge::add(const Measure& measure, size_t setting, const IndexContext& co
 }
 
 JsonMembers Judge::row(const Measure& measure, size_t setting) const {
-  const bool accuracy = measure.task == Task::kNeedle1;
+  const bool accuracy = measure.task == kNeedle1;
   const auto& cells = cells_.at(measure);
   const Cell& cell = cells.at(setting);
   const Reads& reads = cell.reads;
   const double value = mean(cell.values);
   const int64_t trials = std::ssize(cell.values);
   JsonMembers out = to_json(settings_[setting]);
-  out["task"] = kTaskNames[static_cast<size_t>(measure.task)];
+  out["task"] = measure.task;
   if (!measure.on.empty()) out["on"] = measure.on;
   out["tokens"] = options_.tokens;
   out["trials"] = trials;

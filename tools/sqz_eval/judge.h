@@ -67,7 +67,7 @@ class Judge {
  private:
   // A row is of a task and, of error and recall, of the text or the questions.
   struct Measure {
-    Task task;
+    std::string task;
     std::string on;
     auto operator<=>(const Measure&) const = default;
   };

@@ -53,10 +53,9 @@ void add_trial_options(CLI::App& app, EvalArguments& arguments) {
   app.add_option("--tokens", arguments.trials.tokens, "Length of the fixed context")
       ->required()
       ->check(whole_number(1));
-  app.add_option("--task", arguments.tasks, "What to measure")
+  app.add_option("--task", arguments.trials.tasks, "What to measure")
       ->delimiter(',')
-      ->check(
-          CLI::IsMember(std::vector<std::string>(std::begin(kTaskNames), std::end(kTaskNames))));
+      ->check(CLI::IsMember({kNeedle1, kLoss, kError, kRecall}));
   app.add_option("--trials", arguments.trials.trials, "Trials of each task")
       ->check(CLI::Range(1, 1000000));
   app.add_option("--share", arguments.trials.share, "Most trials that share a dense pass")

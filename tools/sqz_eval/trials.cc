@@ -83,16 +83,16 @@ std::vector<Range> visible_ranges(const Pass& pass, size_t view) {
 
 }  // namespace
 
-bool TrialOptions::wants(Task task) const {
+bool TrialOptions::wants(const char* task) const {
   return std::find(tasks.begin(), tasks.end(), task) != tasks.end();
 }
 
 std::vector<PassShape> plan_passes(const TrialOptions& options) {
-  const bool probes = options.wants(Task::kError) || options.wants(Task::kRecall);
-  const bool questions = options.wants(Task::kNeedle1) || probes;
+  const bool probes = options.wants(kError) || options.wants(kRecall);
+  const bool questions = options.wants(kNeedle1) || probes;
   int64_t left = questions ? options.trials : 0;
   // A trial of the text tasks is a block of the continuation.
-  int64_t texts = probes || options.wants(Task::kLoss)
+  int64_t texts = probes || options.wants(kLoss)
                       ? divide_up(options.trials * kBlockTokens, options.continuation)
                       : 0;
   std::vector<PassShape> out;

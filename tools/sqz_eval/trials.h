@@ -42,8 +42,9 @@ bool answers(const Fact& fact, std::string_view generated);
 // The generated text can no longer become the answer, or is it already: generating may stop.
 bool decided(const Fact& fact, std::string_view generated);
 
-enum class Task { kNeedle1, kLoss, kError, kRecall };
-inline constexpr const char* kTaskNames[] = {"needle1", "loss", "error", "recall"};
+// What is measured.
+inline constexpr const char *kNeedle1 = "needle1", *kLoss = "loss", *kError = "error",
+                            *kRecall = "recall";
 
 struct Range {
   int64_t first = 0, count = 0;  // tokens
@@ -72,7 +73,7 @@ struct PassShape {
 
 struct TrialOptions {
   int64_t tokens = 0;  // of a pass
-  std::vector<Task> tasks;
+  std::vector<std::string> tasks = {kNeedle1, kLoss, kError, kRecall};
   int64_t trials = 48;            // of each task
   int64_t share = 8;              // most trials that share a pass
   int64_t continuation = 1024;    // tokens whose loss is measured; one more is the last target
@@ -80,7 +81,7 @@ struct TrialOptions {
   int64_t calibration = 0;        // further facts of a pass, whose questions calibrate; 0: the tail
   uint64_t seed = 0;
 
-  bool wants(Task task) const;
+  bool wants(const char* task) const;
 };
 
 inline constexpr double kMostLeftOut = 0.02;
