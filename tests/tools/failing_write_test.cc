@@ -102,7 +102,9 @@ TEST_P(FailingWrite, IsAnErrorOrTheRightBytes) {
       EXPECT_NE(found.err, "");
     }
     // A name may be there if it was given and the folder could not be flushed; then it is right.
-    if (fs::exists(output)) EXPECT_TRUE(read_all(output) == bytes);
+    if (fs::exists(output)) {
+      EXPECT_TRUE(read_all(output) == bytes);
+    }
     for (const auto& entry : fs::directory_iterator(path(""))) {  // a temporary, if unlink() failed
       EXPECT_THAT(entry.path().filename().string(), ::testing::StartsWith(GetParam().output));
     }
