@@ -66,8 +66,11 @@ void let_openmp_sleep(char** argv) {
   if (::setenv("OMP_WAIT_POLICY", "passive", 1) == 0) ::execv("/proc/self/exe", argv);
 }
 
+bool terminal = false;  // standard error is one
+
 void on_signal(int signal) {
   remove_temporaries();
+  if (terminal) (void)!::write(STDERR_FILENO, "\n", 1);  // behind a bar
   ::raise(signal);  // the action is the default one by now
 }
 
@@ -76,6 +79,7 @@ void on_signal(int signal) {
 // the limit of its size is an error of the write.
 void handle_signals() {
   ::signal(SIGXFSZ, SIG_IGN);
+  terminal = ::isatty(STDERR_FILENO) == 1;
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction action = {};
     sigaction(signal, nullptr, &action);

@@ -212,6 +212,7 @@ int main_of(int argc, char** argv) {
   } catch (const std::exception& error) {
     status = Status(Code::kInternal, error.what());
   }
+  if (status.ok()) status = finish_stdout();
   if (!status.ok()) std::cerr << "sqz-bench: " << status.message() << '\n';
   return exit_code(status);
 }
