@@ -103,6 +103,9 @@ Status read_prompt_file(Env& env, const std::string& path, std::vector<Prompt>& 
           prompt = fields.text("prompt");
           SQZ_RETURN_IF_ERROR(fields.status());
         }
+        if (const auto bad = find_invalid_utf8(prompt)) {
+          return Status(Code::kCorrupt, concat(label, ": text: not valid UTF-8 at byte ", *bad));
+        }
         if (prompt.empty()) {
           return Status(Code::kCorrupt, bad_field(label, "prompt", "an empty text", "some text"));
         }

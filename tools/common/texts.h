@@ -61,8 +61,8 @@ struct Prompt {
 
 // Returns the prompts of all files, in order. A text file has one prompt a line; empty lines are
 // skipped. In a file named *.jsonl every line is a JSON object, and its string `prompt` is the
-// prompt, which may contain line breaks. Errors name file and line. A file without a prompt is
-// kCorrupt.
+// prompt, which may contain line breaks. Errors name file and line. A file without a prompt and
+// text that is not UTF-8 are kCorrupt.
 Result<std::vector<Prompt>> read_prompts(Env& env, const std::vector<std::string>& paths);
 
 // Returns the token ids of each prompt: in the user's turn of `chat`, or without special tokens,
