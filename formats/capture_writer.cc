@@ -58,8 +58,11 @@ class Writer : public CaptureWriter {
       SQZ_RETURN_IF_ERROR(write_text_attribute(root.get(), path_, name, text));
     }
     const auto count = std::ssize(info_.tokens), queries = std::ssize(info_.query_positions);
-    SQZ_RETURN_IF_ERROR(write_dataset("/tokens", {count}, info_.tokens).status());
-    return write_dataset("/query_positions", {queries}, info_.query_positions).status();
+    SQZ_ASSIGN_OR_RETURN(Hdf5Id tokens, write_dataset("/tokens", {count}, info_.tokens));
+    SQZ_RETURN_IF_ERROR(close(tokens, "/tokens"));
+    SQZ_ASSIGN_OR_RETURN(Hdf5Id positions,
+                         write_dataset("/query_positions", {queries}, info_.query_positions));
+    return close(positions, "/query_positions");
   }
 
   Status write_layer(int64_t layer, const CapturedLayer& data) override {
@@ -69,13 +72,16 @@ class Writer : public CaptureWriter {
     for (const CapturePart& part : capture_parts(info_, !data.cosine.empty())) {
       const std::string name = concat("/layers/", layer, "/", part.name);
       SQZ_ASSIGN_OR_RETURN(Hdf5Id set, write_dataset(name, part.shape, data.*part.values));
-      if (part.values != &CapturedLayer::keys) continue;
+      if (part.values != &CapturedLayer::keys) {
+        SQZ_RETURN_IF_ERROR(close(set, name));
+        continue;
+      }
       SQZ_RETURN_IF_ERROR(
           write_text_attribute(set.get(), path_, "rope", info_.keys_post_rope ? "post" : "pre"));
       keys = std::move(set);
     }
     written_.push_back(layer);
-    return {};
+    return close(keys, concat("/layers/", layer, "/keys"));
   }
 
   Result<uint64_t> commit() override {
@@ -111,6 +117,11 @@ class Writer : public CaptureWriter {
     return {Code::kInternal,
             concat(path_, ": layer ", layer, " of the capture: ",
                    known ? "data of the wrong size" : "out of range or written twice")};
+  }
+
+  // HDF5 may write the last chunks of a dataset when it is closed, and tries only once.
+  Status close(Hdf5Id& dataset, const std::string& name) const {
+    return dataset.reset() ? Status() : write_error("write " + name);
   }
 
   template <class T>
