@@ -71,7 +71,7 @@ bool terminal = false;  // standard error is one
 void on_signal(int signal) {
   remove_temporaries();
   if (terminal) (void)!::write(STDERR_FILENO, "\n", 1);  // behind a bar
-  ::raise(signal);  // the action is the default one by now
+  ::raise(signal);                                       // the action is the default one by now
 }
 
 // SIGINT, SIGTERM and SIGHUP end a tool at once, as they do by default, but its temporary files are
