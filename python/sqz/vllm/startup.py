@@ -47,22 +47,13 @@ def check(config: Any, options: Options, on_cpu: bool) -> None:
 
 def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool) -> None:
     """Raises ValueError for what sqz cannot do in vLLM, whatever the index."""
-    for found, what, instead in (*_of_model(config, info), *_of_engine(config, info, on_cpu)):
-        if found:
-            raise ValueError(f"{info.path}: sqz cannot serve this with vLLM: {what}; {instead}")
-
-
-Refusals = tuple[tuple[bool, str, str], ...]  # whether it is so, what was found, what was expected
-
-
-def _of_model(config: Any, info: sqz.IndexInfo) -> Refusals:
     model, text = config.model_config, config.model_config.hf_text_config
-    window = model.get_sliding_window()
+    parallel, backend = config.parallel_config, config.attention_config.backend
+    window, ranks = model.get_sliding_window(), parallel.tensor_parallel_size
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
     positions, longest = max_positions(text), info.tokens + model.max_model_len
-    both = (f"the context has {info.tokens} tokens and --max-model-len is {model.max_model_len}, together {longest}, "
-            f"and the model has {positions} positions")
-    return (
+    cache_type, name = config.cache_config.cache_dtype, "not given" if backend is None else backend.name
+    for found, what, instead in (
         (info.partition == "buckets", "attention layers of vLLM do not see queries before RoPE, as buckets need",
          "build the index with clusters or pages"),
         (model.use_mla, "the model has latent attention (MLA)", "expected keys and values of each KV head"),
@@ -70,15 +61,9 @@ def _of_model(config: Any, info: sqz.IndexInfo) -> Refusals:
         (window is not None, f"the model has a sliding window of {window} tokens", "expected full attention"),
         (getattr(text, "attn_logit_softcapping", None) is not None, "the model has a soft cap on its logits",
          "expected none"),
-        (0 < positions < longest, both, f"set --max-model-len to at most {positions - info.tokens}"),
-    )
-
-
-def _of_engine(config: Any, info: sqz.IndexInfo, on_cpu: bool) -> Refusals:
-    parallel, backend = config.parallel_config, config.attention_config.backend
-    ranks, cache_type = parallel.tensor_parallel_size, config.cache_config.cache_dtype
-    name = "not given" if backend is None else backend.name
-    return (
+        (0 < positions < longest, f"the context has {info.tokens} tokens and --max-model-len is {model.max_model_len}, "
+         f"together {longest}, and the model has {positions} positions",
+         f"set --max-model-len to at most {positions - info.tokens}"),
         (not on_cpu and name != "CUSTOM", f"the attention backend is {name}", "set --attention-backend CUSTOM"),
         (cache_type not in KV_TYPES, f"--kv-cache-dtype is {cache_type}", f"expected one of {', '.join(KV_TYPES)}"),
         (config.speculative_config is not None, "speculative decoding is on, and a draft does not see the context",
@@ -91,7 +76,9 @@ def _of_engine(config: Any, info: sqz.IndexInfo, on_cpu: bool) -> Refusals:
          f"set --tensor-parallel-size to a divisor of {info.kv_heads}"),
         (parallel.world_size != ranks or getattr(parallel, "decode_context_parallel_size", 1) != 1,
          "pipeline or context parallelism is on", "expected tensor parallelism only"),
-    )
+    ):
+        if found:
+            raise ValueError(f"{info.path}: sqz cannot serve this with vLLM: {what}; {instead}")
 
 
 def check_same_model(config: Any, index: sqz.Index) -> None:
