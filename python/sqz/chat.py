@@ -17,13 +17,6 @@ from typing import Any
 CONTEXT, QUESTION, ANSWER = "sqzCONTEXTsqz", "sqzQUESTIONsqz", "sqzANSWERsqz"
 
 
-def messages_of(context: str, question: str, system: bool) -> list[dict[str, str]]:
-    """The messages of a chat in which `question` follows `context`."""
-    if system:
-        return [{"role": "system", "content": context}, {"role": "user", "content": question}]
-    return [{"role": "user", "content": f"{context}\n\n{question}"}]
-
-
 def chat_format(tokenizer: Any) -> dict[str, Any]:
     """{"before", "between", "after", "end", "trim"} of a tokenizer of transformers that has a chat template.
 
@@ -33,7 +26,8 @@ def chat_format(tokenizer: Any) -> dict[str, Any]:
     from jinja2 import TemplateError
 
     def render(context: str, question: str, answer: str | None = None) -> str:
-        messages = messages_of(context, question, system)
+        turns = [("system", context), ("user", question)] if system else [("user", f"{context}\n\n{question}")]
+        messages = [{"role": role, "content": content} for role, content in turns]
         if answer is not None:
             messages.append({"role": "assistant", "content": answer})
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer is None))

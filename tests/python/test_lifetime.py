@@ -1,6 +1,5 @@
 """The end of the interpreter, fork(), threads, and libraries that are not there."""
 
-import os
 import pickle
 import threading
 
@@ -126,9 +125,3 @@ def test_two_calls_over_the_same_sessions_do_not_lock_each_other_out(heads):
     ("libc.so.6", "ImportError: libsqz is too old for this module")])
 def test_a_library_that_is_not_there(path, sentence):
     assert sentence in python("import sqz", SQZ_LIBRARY=path).stderr
-
-
-def test_version():
-    text = (SEEDS.parents[3] / "CMakeLists.txt").read_text()
-    assert f"project(sqz VERSION {sqz.__version__} " in text
-    assert os.path.exists(sqz.__file__.replace("__init__.py", "py.typed"))

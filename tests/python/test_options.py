@@ -11,18 +11,14 @@ from conftest import queries
     ({"bugdet": 1}, TypeError, "bugdet"),
     ({"budget": "much"}, TypeError, "budget: found 'much', expected a number"),
     ({"budget": 0}, ValueError, "budget: found 0, expected above 0 and at most 1"),
-    ({"levels": 1 << 32}, ValueError, "levels: found 4294967296, which is out of range"),
     ({"selector": "best"}, ValueError, "selector: found 'best', expected auto, squeezed, dense, quest"),
-    ({"thresholds": 0.5}, TypeError, "thresholds: found 0.5, expected a sequence of numbers"),
     ({"thresholds": []}, ValueError, "thresholds: found 0, expected [12], one for each level in use"),
     ({"thresholds": [0.5], "rule": "budget"}, ValueError, "rule: found 'budget' with thresholds, expected"),
     ({"device": "tpu"}, ValueError, "device: found 'tpu', expected"),
-    ({"device": True}, ValueError, "device: found True, expected"),
     ({"kv_heads": 1}, TypeError, r"kv_heads: found 1, expected \(first, count\)"),
     ({"kv_heads": (0, 9)}, sqz.Error, "kv_heads"),
     ({"device": 0}, sqz.Error, "device|CUDA"),  # not uploaded, or no CUDA
     ({}, sqz.Error, "found 0 of budget, keep and thresholds"),
-    ({"budget": 2}, sqz.Error, "budget"),
     ({"selector": "quest", "budget": 0.5}, sqz.Error, "pages"),
 ])
 def test_options(index, options, error, sentence):
@@ -43,19 +39,15 @@ Q = np.zeros((3, 1, 8), np.float32)
 @pytest.mark.parametrize("change, error, sentence", [
     ({"layer": 1}, sqz.Error, "layer: found 1, expected 0 to 0"),
     ({"layer": 1 << 64}, ValueError, "layer: found 18446744073709551616, which is out of range"),
-    ({"layer": "first"}, TypeError, "layer: found 'first', expected a number"),
     ({"q": [[0.0]]}, TypeError, "q: found list, expected a numpy array, a torch tensor"),
     ({"q": Q.astype(np.int8)}, sqz.Error, "q: dtype: found int8 with 1 lane, expected f32"),
     ({"q": np.zeros((3, 2, 8), np.float32)}, sqz.Error, "q.*shape"),
-    ({"q": np.zeros((3, 1, 16), np.float32)[..., ::2]}, sqz.Error, "q.*strides"),
     ({"q": Q * np.nan}, sqz.Error, "token 0"),
-    ({"out": np.zeros((2, 1, 8), np.float32)}, sqz.Error, "out.*shape"),
     ({"out": Q.astype(np.float16)}, sqz.Error, "out.*dtype"),
     ({"lse": np.zeros((3, 1), np.float32)[::-1]}, sqz.Error, "lse.*strides"),
     ({"positions": [40]}, ValueError, "positions: found 1, expected 3, one for each token of q"),
     ({"positions": [40.0, 41.0, 42.0]}, TypeError, "positions: found float64.*expected a sequence of integers"),
     ({"indptr": 3}, TypeError, "indptr: found int64 of shape"),
-    ({"indptr": [0, 2]}, sqz.Error, r"indptr\[1\]: found 2, expected 3"),
     ({"stream": 1}, sqz.Error, "stream"),
 ])
 def test_arguments(index, change, error, sentence):

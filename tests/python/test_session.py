@@ -72,10 +72,3 @@ def test_sliding_windows_need_positions():
     far, lse = session.attend(0, q, positions=np.array([32, 1000]))
     np.testing.assert_array_equal(near[0], far[0])
     assert np.isneginf(lse[1]).all() and not far[1].any()  # its window begins after the context
-
-
-def test_queries_before_rope_are_looked_at(heads):
-    session, q = sqz.Session(heads, selector="saap", keep=0.5), queries(heads.info, 1)
-    session.attend(0, q, q_before_rope=q)
-    with pytest.raises(sqz.Error, match="q_before_rope"):
-        session.attend(0, q, q_before_rope=q[:, :2])

@@ -156,17 +156,13 @@ def _yarn_factor(given: dict[str, Any], factor: float) -> float:
 
 def _checkpoint_file(name: str, candidates: tuple[str, ...], revision: str | None) -> str | None:
     """The first of the files that a folder, or the local cache of a hub's model, has."""
-    for candidate in candidates:
-        path = os.path.join(name, candidate)
-        if os.path.isfile(path):
-            return path
-        if name and not os.path.isdir(name):
-            try:
-                found = cached_file(name, candidate, revision=revision, local_files_only=True)
-            except (OSError, ValueError):
-                continue
-            if found is not None:
-                return str(found)
+    for candidate in candidates if name else ():
+        try:
+            found = cached_file(name, candidate, revision=revision, local_files_only=True)
+        except (OSError, ValueError):
+            continue
+        if found is not None:
+            return str(found)
     return None
 
 
