@@ -84,10 +84,6 @@ struct PrefillAttend {
 
 inline constexpr int64_t kMaskSlack = 256;
 
-// Whether blocks are so short and lists so few that both halves of a multiprocessor take the same
-// query rows and share the keys instead.
-bool prefill_small_m(const PrefillShape& shape, const QueryBlocks& blocks, int multiprocessors);
-
 // Bytes of workspace of prefill_attend() for calls of at most as many blocks, of block_tokens
 // tokens each, and T tokens in all. 256-byte alignment is wanted.
 int64_t prefill_attend_workspace(const PrefillShape& shape, const QueryBlocks& blocks,

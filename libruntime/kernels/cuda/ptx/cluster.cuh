@@ -28,8 +28,7 @@ __device__ __forceinline__ void barrier_cluster_wait() {
 #endif
 }
 
-// Where a variable of this block's shared memory is in that of the cluster's block `rank`; an
-// address for ld_shared_cluster.
+// Where a variable of this block's shared memory is in that of the cluster's block `rank`.
 __device__ __forceinline__ uint32_t mapa(uint32_t shared, uint32_t rank) {
   uint32_t out = shared;
 #if __CUDA_ARCH__ >= 900
@@ -38,24 +37,8 @@ __device__ __forceinline__ uint32_t mapa(uint32_t shared, uint32_t rank) {
   return out;
 }
 
-__device__ __forceinline__ uint32_t ld_shared_cluster(uint32_t address) {
-  uint32_t out = 0;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(out) : "r"(address) : "memory");
-#endif
-  return out;
-}
-
-// Writes 8 bytes, aligned; seen after barrier_cluster(). The block at `address` must have begun.
-__device__ __forceinline__ void st_shared_cluster_8(uint32_t address, uint32_t a, uint32_t b) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b)
-               : "memory");
-#endif
-}
-
-// st.async: the same, counted on an mbarrier of that block, which must have initialised it. Both
-// addresses by mapa().
+// st.async: writes 8 bytes, aligned, counted on an mbarrier of that block, which must have begun
+// and initialised it. Both addresses by mapa().
 __device__ __forceinline__ void st_async_8(uint32_t address, uint32_t a, uint32_t b,
                                            uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900

@@ -13,7 +13,7 @@ inline constexpr int kCodedKeys = 2048;     // the same of rows of codes
 inline constexpr int kTileKeys = 16;        // of a warp, at once
 inline constexpr int64_t kLeastKeys = 128;  // of a block: less is not worth a merge
 inline constexpr uint32_t kExactKey = 0x80000000u;
-inline constexpr int kEarlyBytes = 8192;           // of queries that are fetched early, at most
+inline constexpr int kEarlyBytes = 16384;          // of queries that are fetched early, at most
 inline constexpr float kLowestMaximum = -3.0e38f;  // differences stay finite
 
 // In the workspace, after one counter a pair: what a block leaves of a pair that it shares with

@@ -1,5 +1,6 @@
 // From logits to the scores of buckets: the softmax of every query, added up over the tokens and
 // heads of a block, over the bucket's size.
+#include "libruntime/kernels/cuda/common/head_dims.h"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/prefill/classify/kernel.h"
@@ -37,6 +38,16 @@ __global__ void __launch_bounds__(kThreads)
     add_sums(maximum, sum, m, l);
   }
   if (lane == 0) call.lse[head * head_rows + row] = maximum + log2f(sum);
+}
+
+// From log2 of what a bucket's shares of so many rows sum to.
+__device__ void put_score(const BlockClassify& call, int pair, int head, int bucket, float share,
+                          int rows) {
+  const PrefillLevel& level = call.lookup.level;
+  const uint32_t size = level.sizes[int64_t{head} * level.clusters + bucket];
+  const float found = share - log2f(static_cast<float>(rows)) - log2f(static_cast<float>(size));
+  call.scores[int64_t{pair} * level.clusters + bucket] = size == 0 ? -INFINITY : found;
+  if (size != 0 && !(found < INFINITY)) call.lookup.chosen.totals[pair].fault = 1;
 }
 
 // Warps take rows in turn, lanes are buckets: 32 of a pair.
@@ -82,11 +93,52 @@ __global__ void __launch_bounds__(kThreads)
     *score = share;
     return;
   }
-  const uint32_t size = lookup.level.sizes[static_cast<int64_t>(head) * buckets + bucket];
-  const float found =
-      share - log2f(static_cast<float>(block.y * p.group)) - log2f(static_cast<float>(size));
-  *score = size == 0 ? -INFINITY : found;
-  if (size != 0 && !(found < INFINITY)) lookup.chosen.totals[pair].fault = 1;
+  put_score(call, pair, head, bucket, share, block.y * p.group);
+}
+
+// The rows of single tokens, at once: a block of threads a pair.
+__global__ void __launch_bounds__(kThreads)
+    token_shares_kernel(const __grid_constant__ BlockClassify call, Stretch stretch,
+                        int64_t head_rows) {
+  prefill::begin_dependent();
+  __shared__ float2 sums[kMostGroup][kWarps];
+  const PrefillLookup& lookup = call.lookup;
+  const int group = lookup.shape.group, buckets = lookup.level.clusters;
+  const int width = (buckets + 7) / 8 * 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int pair = blockIdx.x + stretch.begin * lookup.shape.kv_heads;
+  const int head = pair % lookup.shape.kv_heads, token = blockIdx.x / lookup.shape.kv_heads;
+  const float* logits = call.logits + (head * head_rows + int64_t{token} * group) * width;
+  float lse[kMostGroup];
+  for (int r = 0; r < group; ++r) {
+    float maximum = kLowestLogit, sum = 0;
+    for (int i = threadIdx.x; i < width; i += kThreads) {
+      add_sums(maximum, sum, logits[r * width + i], 1);
+    }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
+      add_sums(maximum, sum, m, l);
+    }
+    if (lane == 0) sums[r][warp] = make_float2(maximum, sum);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < kMostGroup; ++r) {
+    if (r >= group) break;
+    float maximum = kLowestLogit, sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) add_sums(maximum, sum, sums[r][w].x, sums[r][w].y);
+    lse[r] = maximum + log2f(sum);
+  }
+  for (int bucket = threadIdx.x; bucket < buckets; bucket += kThreads) {
+    float maximum = kLowestLogit, sum = 0;
+#pragma unroll
+    for (int r = 0; r < kMostGroup; ++r) {
+      if (r >= group) break;
+      add_sums(maximum, sum, logits[r * width + bucket] - lse[r], 1);
+    }
+    put_score(call, pair, head, bucket, maximum + log2f(sum), group);
+  }
 }
 
 }  // namespace
@@ -95,6 +147,10 @@ Status add_shares(const BlockClassify& call, const Stretch& stretch, cudaStream_
   const PrefillShape& p = call.lookup.shape;
   const int rows = stretch.rows(call);
   const int64_t head_rows = classify_rows(call.tokens, p.group);
+  if (call.lookup.blocks.block_tokens == 1) {
+    return launch_blocks(token_shares_kernel, (stretch.end - stretch.begin) * p.kv_heads, kThreads,
+                         0, call.device, stream, call, stretch, head_rows);
+  }
   const dim3 row_grid(static_cast<unsigned>((rows + kWarps - 1) / kWarps),
                       static_cast<unsigned>(p.kv_heads));
   SQZ_RETURN_IF_ERROR(launch_blocks(row_sums_kernel, row_grid, kThreads, 0, call.device, stream,

@@ -34,7 +34,10 @@ PrefillAttendParams make_params(const PrefillAttend& call, int multiprocessors) 
   PrefillAttendParams params = {call};
   params.exact = call.keys.exact - call.keys.exact_skipped;
   params.scale = call.shape.scale * static_cast<float>(M_LOG2E);
-  params.small_m = prefill_small_m(params.shape, params.blocks, multiprocessors);
+  // Blocks are so short and lists so few that both halves of a multiprocessor take the same query
+  // rows and share the keys instead.
+  params.small_m = call.blocks.block_tokens * call.shape.group <= kRows / 2 &&
+                   int64_t{call.blocks.count} * call.shape.kv_heads <= multiprocessors;
   params.tiles = query_tiles(params.blocks, params.shape.group, params.slot_rows());
   params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr,
                                params.keys.coded.present());
@@ -49,11 +52,6 @@ Status launch(const PrefillAttendParams& params, int multiprocessors, cudaStream
 }
 
 }  // namespace
-
-bool prefill_small_m(const PrefillShape& shape, const QueryBlocks& blocks, int multiprocessors) {
-  return blocks.block_tokens * shape.group <= kRows / 2 &&
-         int64_t{blocks.count} * shape.kv_heads <= multiprocessors;
-}
 
 int64_t prefill_attend_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
                                  int multiprocessors) {
