@@ -130,7 +130,8 @@ class Session(Handle):
         return [[(run.first, run.length) for run in runs[starts[h]:starts[h + 1]]] for h in range(self.kv_heads)]
 
     def stats(self, layer: int = -1) -> Stats:
-        """Totals since the start or the last reset_stats(), of one layer or, with -1, of all. Waits for a GPU."""
+        """Totals since the start or the last reset_stats(), of one layer or, with -1, of all; on a GPU of
+        calls whose work has ended."""
         raw = _library.Stats()
         with self._pointer.lock:
             self._check(lib.sqz_session_stats(self._pointer.at, integer(layer), c.byref(raw)))
