@@ -99,7 +99,7 @@ class Attend : private AttendMerge<kDim> {
   __device__ void fetch_queries() {
     const int64_t bytes = int64_t{pairs_} * p_.group * kDim * (p_.q_dtype == DType::kF32 ? 4 : 2);
     const bool aligned = reinterpret_cast<uintptr_t>(p_.q) % 16 == 0;
-    if (!p_.after_lookup || bytes > kEarlyBytes || !aligned) return;
+    if (!p_.after_lookup || bytes > early_bytes(kDim) || !aligned) return;
     for (int64_t i = thread_; i < bytes / 16; i += kAttendThreads) {
       s_.early[i] = __ldcg(static_cast<const uint4*>(p_.q) + i);
     }

@@ -13,7 +13,10 @@ inline constexpr int kCodedKeys = 2048;     // the same of rows of codes
 inline constexpr int kTileKeys = 16;        // of a warp, at once
 inline constexpr int64_t kLeastKeys = 128;  // of a block: less is not worth a merge
 inline constexpr uint32_t kExactKey = 0x80000000u;
-inline constexpr int kEarlyBytes = 16384;          // of queries that are fetched early, at most
+// Of queries that are fetched early, at most: those of 32 heads in float32.
+constexpr int early_bytes(int dim) {
+  return dim <= 128 ? 16384 : 8192;
+}
 inline constexpr float kLowestMaximum = -3.0e38f;  // differences stay finite
 
 // In the workspace, after one counter a pair: what a block leaves of a pair that it shares with
@@ -33,7 +36,7 @@ template <int kDim>
 struct AttendShared {
   QueryRows<kDim> queries;
   QueryRows<kDim> queries_8;              // against rows of 8 bits
-  uint4 early[kEarlyBytes / 16];          // queries as they came
+  uint4 early[early_bytes(kDim) / 16];    // queries as they came
   int64_t before[kMostPairs + 1];         // keys of the pairs before each
   float2 sums[kMostGroup][kAttendWarps];  // of the warps: maximum, and sum relative to it
   float2 total[kMostGroup];
