@@ -3,9 +3,25 @@
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
-find_package(nlohmann_json 3.11 REQUIRED)          # header only
-find_path(SQZ_XXHASH_INCLUDE xxhash.h REQUIRED)    # header only (XXH_INLINE_ALL)
-find_path(SQZ_HIGHWAY_INCLUDE hwy/highway.h REQUIRED)  # header only (no libhwy at run time)
+# Header only: XXH_INLINE_ALL, and no libhwy at run time.
+find_package(nlohmann_json 3.11 QUIET)
+find_path(SQZ_XXHASH_INCLUDE xxhash.h)
+find_path(SQZ_HIGHWAY_INCLUDE hwy/highway.h)
+set(missing)
+if(NOT nlohmann_json_FOUND)
+  list(APPEND missing nlohmann-json3-dev)
+endif()
+if(NOT SQZ_XXHASH_INCLUDE)
+  list(APPEND missing libxxhash-dev)
+endif()
+if(NOT SQZ_HIGHWAY_INCLUDE)
+  list(APPEND missing libhwy-dev)
+endif()
+if(missing)
+  list(JOIN missing " " packages)
+  message(FATAL_ERROR "Headers of nlohmann-json 3.11, xxHash or Highway were not found. On Debian 12 and Ubuntu 24.04 "
+    "or newer: sudo apt install ${packages}")
+endif()
 
 if(NOT SQZ_RUNTIME_ONLY)
   find_package(OpenMP REQUIRED)

@@ -55,6 +55,10 @@ struct BuildOptions {
   std::string pass;
 };
 
+// The default clusters a token of so many levels: 0.05 at the finest, five times fewer at each
+// coarser one (Squeezed Attention, section 6.1: 5 % and 1 %).
+std::vector<double> default_level_fractions(int levels);
+
 // One layer of a dense pass, float32, borrowed for the call.
 struct LayerInput {
   std::span<const float> keys;    // [Hkv, N, d], after RoPE

@@ -107,6 +107,13 @@ JsonText build_parameters(const BuildOptions& options, const std::string& engine
 
 }  // namespace
 
+std::vector<double> default_level_fractions(int levels) {
+  std::vector<double> out;
+  double fraction = 0.05;
+  for (int level = 0; level < levels; ++level, fraction /= 5) out.insert(out.begin(), fraction);
+  return out;
+}
+
 BuildReport BuildLayout::report() const {
   BuildReport out;
   out.tokens = metadata.tokens;

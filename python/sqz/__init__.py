@@ -10,8 +10,9 @@ sqz.Error with its sentence. docs/python.md is the reference.
 """
 
 from sqz._library import Error, version
+from sqz.build import Built, build, calibrate
 from sqz.index import Index, IndexInfo
 from sqz.session import Session, Stats, attend, merge_states
 
 __version__ = version
-__all__ = ["Error", "Index", "IndexInfo", "Session", "Stats", "attend", "merge_states"]
+__all__ = ["Built", "Error", "Index", "IndexInfo", "Session", "Stats", "attend", "build", "calibrate", "merge_states"]

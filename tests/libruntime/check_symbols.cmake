@@ -1,4 +1,4 @@
-# cmake -DLIBRARY=libsqz.so -DHEADER=sqz.h -DNM=nm -DREADELF=readelf -P check_symbols.cmake
+# cmake -DLIBRARY=libsqz.so "-DHEADERS=sqz.h sqz_build.h" -DNM=nm -DREADELF=readelf -P check_symbols.cmake
 execute_process(COMMAND ${NM} -D --defined-only ${LIBRARY} OUTPUT_VARIABLE symbols
   COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL " [A-Za-z] [^\n]+" symbols "${symbols}")
@@ -10,10 +10,15 @@ foreach(symbol ${symbols})
     message(SEND_ERROR "exported besides the C ABI:${symbol}")
   endif()
 endforeach()
-file(STRINGS ${HEADER} declared REGEX "^SQZ_API ")
-list(LENGTH declared expected)
+separate_arguments(HEADERS)
+set(expected 0)
+foreach(header ${HEADERS})
+  file(STRINGS ${header} declared REGEX "^SQZ_API ")
+  list(LENGTH declared functions)
+  math(EXPR expected "${expected} + ${functions}")
+endforeach()
 if(NOT count EQUAL expected)
-  message(SEND_ERROR "found ${count} functions of the C ABI, ${HEADER} declares ${expected}")
+  message(SEND_ERROR "found ${count} functions of the C ABI, ${HEADERS} declare ${expected}")
 endif()
 
 execute_process(COMMAND ${READELF} -d ${LIBRARY} OUTPUT_VARIABLE dynamic COMMAND_ERROR_IS_FATAL ANY)

@@ -5,15 +5,6 @@
 namespace sqz {
 namespace {
 
-// One cluster for every 20 tokens at the finest level, five times fewer at each coarser one
-// (Squeezed Attention, section 6.1: 5 % and 1 %).
-std::vector<double> default_fractions(int levels) {
-  std::vector<double> out;
-  double fraction = 0.05;
-  for (int level = 0; level < levels; ++level, fraction /= 5) out.insert(out.begin(), fraction);
-  return out;
-}
-
 // An option that would not be used is refused.
 void refuse_unused(CLI::App& app) {
   const auto exclude = [&](const char* name, std::initializer_list<const char*> others) {
@@ -63,7 +54,8 @@ void add_index_options(CLI::App& app, BuildArguments& arguments) {
                  "layers by it")
       ->type_name("L.json");
   app.add_option_function<int>(
-         "--levels", [&build](int levels) { build.level_fractions = default_fractions(levels); },
+         "--levels",
+         [&build](int levels) { build.level_fractions = default_level_fractions(levels); },
          "Levels of the centroid tree")
       ->check(CLI::Range(1, kMaxLevels))
       ->default_str("2");

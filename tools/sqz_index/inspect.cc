@@ -3,89 +3,13 @@
 
 #include "formats/qmodel_file.h"
 #include "formats/sqz_file.h"
-#include "formats/sqz_metadata.h"
+#include "libindex/describe.h"
 #include "tools/common/qmodel_table.h"
 #include "tools/sqz_index/commands.h"
 #include "tools/sqz_index/manifest.h"
 
 namespace sqz {
 namespace {
-
-// The parts of the first layer that is not dense.
-struct Shape {
-  std::vector<int64_t> clusters;  // of each level, coarse to fine; or the buckets
-  int64_t clustered = 0, pages = 0;
-};
-
-Shape index_shape(const SqzFile& file) {
-  Shape out;
-  const IndexMetadata& metadata = file.metadata();
-  for (int64_t i = 0; i < metadata.model.layers && out.clustered == 0; ++i) {
-    if (metadata.layers[static_cast<size_t>(i)].dense) continue;
-    const LayerView layer = file.layer(i);
-    for (int k = 0; k < layer.levels; ++k) out.clusters.push_back(layer.level[k].clusters);
-    if (layer.buckets > 0) out.clusters.push_back(layer.buckets);
-    out.clustered = layer.slots;
-    out.pages = layer.pages;
-  }
-  return out;
-}
-
-JsonText layers_json(const IndexMetadata& metadata) {
-  std::vector<JsonText> out;
-  for (const LayerPolicy& layer : metadata.layers) {
-    out.push_back({{"dense", layer.dense}, {"window", layer.window}, {"rows16", layer.rows16}});
-  }
-  return out;
-}
-
-JsonText pruned_json(const IndexMetadata& metadata) {
-  if (!metadata.pruned) return nullptr;
-  std::vector<int64_t> kept;
-  for (const LayerPolicy& layer : metadata.layers) kept.push_back(layer.kept);
-  return {{"selector", metadata.pruned->selector},
-          {"budget", metadata.pruned->budget},
-          {"keep", metadata.pruned->keep},
-          {"kept", kept}};
-}
-
-JsonMembers index_json(const SqzFile& file, const Calibration& calibration) {
-  const IndexMetadata& metadata = file.metadata();
-  const Shape shape = index_shape(file);
-  return {{"path", file.path()},
-          {"bytes", file.file_bytes()},
-          {"producer", metadata.producer},
-          {"fingerprint", fingerprint(metadata.model)},
-          {"model", to_json(metadata.model)},
-          {"tokenizer_hash", metadata.tokenizer_hash},
-          {"tokens_hash", metadata.tokens_hash},
-          {"tokens", metadata.tokens},
-          {"sink", metadata.sink},
-          {"tail", metadata.tail},
-          {"partition", partition_name(metadata.partition)},
-          {"page_size", metadata.page_size},
-          {"pages", shape.pages},
-          {"key_calibration", metadata.key_calibration},
-          {"heavy_hitters", metadata.heavy_hitters},
-          {"chat", metadata.chat},
-          {"layer_budgets", metadata.layer_budgets ? to_json(*metadata.layer_budgets) : JsonText()},
-          {"pruned", pruned_json(metadata)},
-          {"levels", metadata.levels},
-          {"clustered", shape.clustered},
-          {"clusters", shape.clusters},
-          {"dtype", dtype_name(metadata.dtype)},
-          {"rows", rows_name(metadata.rows)},
-          {"key_codes", metadata.key_codes},
-          {"value_means", metadata.has_value_means},
-          {"layers", layers_json(metadata)},
-          {"calibration",
-           {{"queries", calibration.queries},
-            {"source", calibration.source},
-            {"coarse_keep", calibration.coarse_keep}}},
-          {"build", metadata.build},
-          {"tensors", file.header().tensors.size()},
-          {"metadata", file.raw_metadata()}};
-}
 
 Status run_info(const std::string& path, const ToolContext& context) {
   if (has_kind(path, FileKind::kQmodel)) {
@@ -96,8 +20,7 @@ Status run_info(const std::string& path, const ToolContext& context) {
     return {};
   }
   SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
-  SQZ_ASSIGN_OR_RETURN(const Calibration calibration, file->calibration());
-  JsonMembers fields = index_json(*file, calibration);
+  SQZ_ASSIGN_OR_RETURN(JsonMembers fields, describe_index(*file));
   if (!context.output.json()) fields.erase("metadata");  // the same, as the file has it
   context.output.result(fields);
   return {};

@@ -81,7 +81,7 @@ typedef enum sqz_status {
   SQZ_MISMATCH = 6,         /* index and model, tokenizer or tokens do not belong together */
   SQZ_OUT_OF_MEMORY = 7,
   SQZ_NUMERIC = 8,    /* a query or a logit is NaN or infinite */
-  SQZ_EXISTS = 9,     /* not returned by this library */
+  SQZ_EXISTS = 9,     /* an output is there and must not be replaced: sqz_build.h alone */
   SQZ_CANCELLED = 10, /* not returned by this library */
   SQZ_INTERNAL = 11   /* a bug in sqz: please report it */
 } sqz_status;

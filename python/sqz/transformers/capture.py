@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from .adapter import attention_function, check_call, decoder_of
+from .adapter import decoder_of
 from .fingerprint import describe, fingerprint_of, tokenizer_hash
+from .record import context_tokens, record
 
 
 @dataclass(frozen=True)
@@ -51,36 +51,27 @@ def capture(model: PreTrainedModel, input_ids: Any, path: str | os.PathLike[str]
     path = os.fsdecode(path)
     if not overwrite and os.path.exists(path):
         raise FileExistsError(f"{path} exists: pass overwrite=True to replace it")
-    decoder = decoder_of(model)
+    decoder_of(model)  # a model that cannot be served is refused before it is looked at
     description = describe(model)
-    tokens = _tokens(getattr(input_ids, "input_ids", input_ids), description)
+    tokens = context_tokens(getattr(input_ids, "input_ids", input_ids), description)
     count, layers = len(tokens), description["layers"]
     if not 1 <= queries <= count:
         raise ValueError(f"queries: found {queries}, expected 1 to {count}, the tokens of the context")
-    seen: set[int] = set()
 
-    def keep(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-             attention_mask: torch.Tensor | None, scaling: float | None = None, **options: Any) -> Any:
-        layer = check_call(module, query, key, value, scaling, options, description)
-        seen.add(layer)
+    def take(layer: int, keys: torch.Tensor, values: torch.Tensor, last: torch.Tensor) -> None:
         group = file.create_group(f"layers/{layer}")
-        _write(group, "keys", key[0]).attrs["rope"] = "post"
-        _write(group, "values", value[0])
-        _write(group, "queries", query[0, :, count - queries:])
+        _write(group, "keys", keys).attrs["rope"] = "post"
+        _write(group, "values", values)
+        _write(group, "queries", last)
         bar.update()
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
 
-    with _published(path, overwrite) as output:
-        with (h5py.File(output, "w") as file, torch.inference_mode(), attention_function(decoder, keep),
-              tqdm(total=layers, desc="capture", unit="layer", disable=None) as bar):
-            file.attrs.update(format="sqz-capture", version="1", model=json.dumps(description),
-                              tokenizer_hash="" if tokenizer is None else tokenizer_hash(tokenizer))
-            file["tokens"] = tokens
-            file["query_positions"] = np.arange(count - queries, count)
-            decoder(input_ids=torch.from_numpy(tokens)[None].long().to(model.device), use_cache=False)
-        if len(seen) != layers:
-            raise ValueError(f"{type(model).__name__}: {len(seen)} of {layers} layers called the attention function: "
-                             "the others compute something that an index does not hold")
+    with (_published(path, overwrite) as output, h5py.File(output, "w") as file,
+          tqdm(total=layers, desc="capture", unit="layer", disable=None) as bar):
+        file.attrs.update(format="sqz-capture", version="1", model=json.dumps(description),
+                          tokenizer_hash="" if tokenizer is None else tokenizer_hash(tokenizer))
+        file["tokens"] = tokens
+        file["query_positions"] = np.arange(count - queries, count)
+        record(model, description, tokens, queries, take)
     return Captured(path, count, layers, os.path.getsize(path), fingerprint_of(description))
 
 
@@ -138,22 +129,6 @@ def _published(path: str, overwrite: bool) -> Iterator[_Output]:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _tokens(input_ids: Any, model: dict[str, Any]) -> np.ndarray:
-    """[tokens] int32 of a tensor, an array or a list; ValueError if they are no context of the model."""
-    ids = input_ids.cpu().numpy() if isinstance(input_ids, torch.Tensor) else np.asarray(input_ids)
-    if ids.ndim == 2 and ids.shape[0] == 1:
-        ids = ids[0]
-    if ids.ndim != 1 or ids.size == 0 or not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"input_ids: found shape {list(ids.shape)} of {ids.dtype}, expected [tokens] or [1, tokens] "
-                         "of integers")
-    if ids.min() < 0 or ids.max() >= model["vocab_size"]:
-        raise ValueError(f"input_ids: found {ids.min()} to {ids.max()}, expected 0 to {model['vocab_size'] - 1}")
-    if 0 < model["max_positions"] < ids.size:
-        raise ValueError(f"input_ids: found {ids.size} tokens, expected at most {model['max_positions']}, the model's "
-                         "positions")
-    return ids.astype(np.int32)
 
 
 def _write(group: Any, name: str, tensor: torch.Tensor) -> Any:

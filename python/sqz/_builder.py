@@ -1,0 +1,129 @@
+"""The builder inside libsqz over ctypes: sqz_build.h is the contract."""
+
+import ctypes as c
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sqz._handle import Handle
+from sqz._library import _TYPES, check, lib
+from sqz._tensors import Borrowed, DLPackTensor
+from sqz.index import Index
+
+# As in _library.FUNCTIONS.
+FUNCTIONS = {
+    "sqz_build_create": "ppplpp", "sqz_build_add_layer": "ppppp", "sqz_build_finish": "p", "sqz_index_info_json": "p",
+    "sqz_index_find_problems": "pp", "sqz_index_calibrate": "pplpppp", "sqz_index_compress": "pppp",
+}
+try:
+    for _name, _arguments in FUNCTIONS.items():
+        getattr(lib, _name).argtypes = [_TYPES[kind] for kind in _arguments]
+    lib.sqz_build_destroy.argtypes, lib.sqz_build_destroy.restype = [c.c_void_p], None
+    lib.sqz_last_result.restype = c.c_char_p
+except AttributeError as error:
+    raise ImportError(f"this libsqz builds no index ({error}): unset SQZ_LIBRARY, or name a library with "
+                      "sqz_build.h") from None
+
+Tell = Callable[[float], object]  # how far a call is, from 0 to 1
+_UPDATE = c.CFUNCTYPE(None, c.c_void_p, c.c_double)
+
+
+class Progress(c.Structure):
+    """sqz_progress. An error of `tell`, Ctrl-C among them, is kept for check()."""
+
+    _fields_ = [("update", _UPDATE), ("user", c.c_void_p)]
+
+    def __init__(self, tell: Tell | None) -> None:
+        self._error: BaseException | None = None
+
+        def update(_: Any, done: float) -> None:
+            try:
+                if tell is not None:
+                    tell(done)
+            except BaseException as error:  # noqa: BLE001 - ctypes would print and drop it
+                self._error = error
+
+        super().__init__(update=_UPDATE(update))
+
+    def check(self, status: int) -> None:
+        if self._error is not None:
+            raise self._error
+        check(status)
+
+
+def _json(options: dict[str, Any]) -> bytes:
+    return json.dumps({name: value for name, value in options.items() if value is not None}).encode()
+
+
+def _result() -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(lib.sqz_last_result())
+    return result
+
+
+class Build(Handle):
+    """An index that is made layer by layer. `plan`: the result of sqz_build_create().
+
+    model: its description; tokens: [tokens] int32; options: those of sqz_build_create(), None = the default.
+    """
+
+    def __init__(self, path: str, model: dict[str, Any], tokens: np.ndarray[Any, Any], **options: Any) -> None:
+        super().__init__(lib.sqz_build_destroy)
+        ids = np.ascontiguousarray(tokens, np.int32)
+        check(lib.sqz_build_create(os.fsencode(path), json.dumps(model).encode(), ids.ctypes.data, len(ids),
+                                   _json(options), c.byref(self._pointer.at)))
+        self.plan = _result()
+
+    def add_layer(self, keys: DLPackTensor, values: DLPackTensor, queries: DLPackTensor,
+                  tell: Tell | None = None) -> None:
+        """The next layer; shapes in sqz_build.h."""
+        tensors = [Borrowed(*one) for one in (("keys", keys), ("values", values), ("queries", queries))]
+        progress = Progress(tell)
+        with self._pointer.lock:
+            progress.check(lib.sqz_build_add_layer(self._pointer.at, *(one.at for one in tensors), c.byref(progress)))
+
+    def finish(self) -> dict[str, Any]:
+        """Publishes the index; the result of sqz_build_finish()."""
+        with self._pointer.lock:
+            self._check(lib.sqz_build_finish(self._pointer.at))
+        return _result()
+
+
+def info(index: Index) -> dict[str, Any]:
+    """What `sqz-index info --json` prints."""
+    with index._pointer.lock:
+        index._check(lib.sqz_index_info_json(index._pointer.at))
+    return _result()
+
+
+def find_problems(index: Index, tell: Tell | None = None) -> dict[str, Any]:
+    """{"path", "ok", "checked", "problems"}."""
+    progress = Progress(tell)
+    with index._pointer.lock:
+        progress.check(lib.sqz_index_find_problems(index._pointer.at, c.byref(progress)))
+    return _result()
+
+
+def compress(index: Index, output: str, tell: Tell | None = None, **options: Any) -> dict[str, Any]:
+    """{"path", "bytes", "bytes_before", "rows", "key_codes"}."""
+    progress = Progress(tell)
+    with index._pointer.lock:
+        progress.check(lib.sqz_index_compress(index._pointer.at, os.fsencode(output), _json(options),
+                                              c.byref(progress)))
+    return _result()
+
+
+def recalibrate(index: Index, calls: Sequence[int], queries: Sequence[DLPackTensor | None], output: str,
+                tell: Tell | None = None, **options: Any) -> dict[str, Any]:
+    """{"path", "bytes", "queries", "source"}. queries: a tensor [sum of calls, query heads, head_dim] a layer."""
+    tensors = [None if one is None else Borrowed(f"queries[{layer}]", one) for layer, one in enumerate(queries)]
+    pointers = (c.c_void_p * len(tensors))(*(None if one is None else one.at for one in tensors))
+    counts = np.ascontiguousarray(calls, np.int64)
+    progress = Progress(tell)
+    with index._pointer.lock:
+        progress.check(lib.sqz_index_calibrate(index._pointer.at, counts.ctypes.data, len(counts),
+                                               c.addressof(pointers), os.fsencode(output), _json(options),
+                                               c.byref(progress)))
+    return _result()

@@ -1,0 +1,230 @@
+"""sqz.build() and sqz.calibrate(): from texts and a model of transformers to an index."""
+
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+Path = str | os.PathLike[str]
+Progress = bool | Callable[[float], object] | None
+
+
+@dataclass(frozen=True)
+class Built(os.PathLike[str]):
+    """A finished index; a path wherever one is taken."""
+
+    path: str
+    tokens: int
+    clusters: list[int]  # a KV head, coarse to fine
+    bytes: int
+    model_fingerprint: str
+    seconds: dict[str, float] = field(repr=False)  # cluster, calibrate, write
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output: Path, *, levels: int | None = None,
+          rows: str | None = None, key_codes: int | None = None, max_tokens: int | None = None, overwrite: bool = False,
+          progress: Progress = None, **options: Any) -> Built:
+    """Builds the index of a fixed context: runs the model once over it, on its own device.
+
+        sqz.build(model, tokenizer, ["manual.md", "faq/"], "manual.sqz")
+
+    model: any model that sqz.transformers.capture takes, in evaluation mode. tokenizer: its own.
+    texts: text files, and folders of them, which are one context: encoded file by file, with the tokenizer's special
+    tokens in front. Or token ids, a tensor, array or list; then tokenizer may be None.
+    output: the index to write. It appears when it is whole: nothing is there after an error or Ctrl-C.
+    levels (2) of the tree of clusters; rows "bf16", "f16" or "q8"; key_codes 0, 1 or 2 bits; max_tokens: the first ones
+    alone; options: sink, tail, partition, page_size, level_fractions, coarse_keep, iterations, layers16,
+    calibrate_keys, seed, threads, engine, as `sqz-index build` has them (sqz_build.h).
+    progress: a bar on a terminal (None), a bar or none (True, False), or a function that gets 0 to 1.
+
+    sqz.Error, TypeError, ValueError or OSError: the sentence says what to do. MemoryError: the pass needs more memory.
+    """
+    import torch
+
+    from sqz._builder import Build
+    from sqz.transformers.adapter import decoder_of
+    from sqz.transformers.fingerprint import describe
+    from sqz.transformers.record import context_tokens, record
+
+    path = os.fspath(output)
+    decoder_of(model)  # a model that cannot be served is refused before anything is read
+    description = describe(model)
+    ids, digest = _context(model, tokenizer, texts, max_tokens)
+    tokens = context_tokens(ids, description)
+    device = model.device
+    gpu = (device.index or 0) if device.type == "cuda" else 0
+    with (_shown("build", progress) as show,
+          Build(path, description, tokens, levels=levels, rows=rows, key_codes=key_codes, tokenizer_hash=digest,
+                gpu=gpu, replace=overwrite, **options) as made):
+        stays = made.plan["takes_gpu"]
+
+        def take(layer: int, keys: torch.Tensor, values: torch.Tensor, queries: torch.Tensor) -> None:
+            if stays and keys.device == values.device == torch.device("cuda", gpu):
+                keys, values = keys.contiguous(), values.contiguous()
+                torch.cuda.synchronize(keys.device)
+                if torch.cuda.mem_get_info(keys.device)[0] < made.plan["gpu_memory"]:
+                    torch.cuda.empty_cache()  # torch keeps what the pass has freed
+            else:
+                keys, values = keys.cpu().contiguous(), values.cpu().contiguous()
+            made.add_layer(keys, values, queries.cpu().contiguous(),
+                           lambda done: show((layer + done) / description["layers"]))
+
+        try:
+            record(model, description, tokens, made.plan["tail"], take)
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+                raise
+            raise MemoryError(f"{device} has no memory for a pass over {len(tokens)} tokens: give less text, or load "
+                              "the model with dtype=torch.bfloat16") from None
+        result = made.finish()
+    return Built(path, result["tokens"], result["clusters"], result["bytes"], result["fingerprint"], result["seconds"])
+
+
+def calibrate(index: Path, model: Any, tokenizer: Any, prompts: Sequence[str], *, answer_tokens: int = 16,
+              output: Path | None = None, overwrite: bool = False, progress: Progress = None) -> dict[str, Any]:
+    """Calibrates an index anew with prompts like those that it will be asked, so that it delivers the asked budget.
+
+    The model answers each prompt with `answer_tokens` tokens, greedily and over all keys of the context; the queries
+    of prompts and answers calibrate. A dozen prompts are enough. The index is replaced when the new one is whole;
+    `output` writes another file instead. Returns {"path", "bytes", "queries", "source"}.
+    """
+    import torch
+
+    import sqz
+    from sqz import _builder
+    from sqz.transformers import FixedContext
+
+    path = os.fspath(index)
+    target = path if output is None else os.fspath(output)
+    if isinstance(prompts, str) or not prompts or not all(prompts):
+        raise ValueError(f"prompts: found {prompts!r}, expected a list of texts, none of them empty")
+    if target != path and not overwrite and os.path.exists(target):
+        raise FileExistsError(f"{target} exists: pass overwrite=True to replace it")
+    with sqz.Index(path) as opened, _shown("calibrate", progress) as show:
+        stored = _builder.info(opened)
+        if stored["chat"] is not None:
+            raise ValueError(f"{path}: it was built with a chat template, which sqz-index calibrate applies: use that")
+        calls: list[int] = []
+        queries: list[list[torch.Tensor]] = [[] for _ in stored["layers"]]
+        lengths = []
+        with FixedContext(model, opened, tokenizer=tokenizer, selector="dense") as context:
+            serve = context._serving.add
+
+            def add(rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int) -> None:
+                if layer == 0:
+                    calls.append(len(rows))
+                if not stored["layers"][layer]["dense"]:
+                    queries[layer].append(rows.float().cpu())
+                serve(rows, own, own_lse, layer, tokens)
+
+            vars(context._serving)["add"] = add
+            with torch.inference_mode():
+                for number, prompt in enumerate(prompts):
+                    ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
+                    lengths.append(ids.shape[1])
+                    model.generate(ids.to(model.device), attention_mask=torch.ones_like(ids).to(model.device),
+                                   do_sample=False, num_beams=1, max_new_tokens=answer_tokens + 1, disable_compile=True,
+                                   pad_token_id=0)
+                    show(0.8 * (number + 1) / len(prompts))
+        source = (f"prompts: {len(prompts)} prompts, {sum(lengths)} tokens, and {sum(calls) - sum(lengths)} tokens of "
+                  "answers")
+        return _builder.recalibrate(opened, calls, [torch.cat(layer) if layer else None for layer in queries], target,
+                                    lambda done: show(0.8 + 0.2 * done), source=source,
+                                    replace=overwrite or target == path)
+
+
+@contextmanager
+def _shown(label: str, progress: Progress) -> Any:
+    """A function that shows how far the work is, 0 to 1: on stderr, as the caller asked."""
+    if callable(progress):
+        yield progress
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        yield lambda done: None
+        return
+    with tqdm(total=100, desc=label, file=sys.stderr, disable=None if progress is None else not progress,
+              bar_format="{desc} {percentage:3.0f} % |{bar}| {elapsed}, {remaining} left") as bar:
+        yield lambda done: bar.update(100 * done - bar.n)
+
+
+def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None) -> tuple[Any, str]:
+    """Token ids, and the hash of the tokenizer that made them ("" if they were given)."""
+    if max_tokens is not None and max_tokens < 1:
+        raise ValueError(f"max_tokens: found {max_tokens}, expected 1 or more")
+    texts = [texts] if isinstance(texts, (str, os.PathLike)) else texts
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(one, (str, os.PathLike)) for one in texts):
+        ids = getattr(texts, "input_ids", texts)
+        digest = "" if tokenizer is None else _hash(model, tokenizer)
+        if max_tokens is None:
+            return ids, digest
+        return ids[..., :max_tokens] if hasattr(ids, "shape") else ids[:max_tokens], digest
+    if not texts:
+        raise ValueError("texts: found none, expected text files, folders of them, or token ids")
+    if tokenizer is None:
+        raise TypeError("tokenizer: found None, expected the model's own, which encodes the texts")
+    digest, encoded, found = _hash(model, tokenizer), list[int](), False
+    for path in find_documents(texts):
+        try:
+            text = path.read_bytes().decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: text: not valid UTF-8 at byte {error.start}") from None
+        found = found or bool(text)
+        encoded += tokenizer(text, add_special_tokens=not encoded, verbose=False)["input_ids"]
+        if max_tokens is not None and len(encoded) >= max_tokens:
+            encoded = encoded[:max_tokens]
+            break
+    if not found or not encoded:
+        raise ValueError(f"{texts[0]}: text: found nothing, expected some text")
+    return encoded, digest
+
+
+def _hash(model: Any, tokenizer: Any) -> str:
+    """ValueError for the tokenizer of another model."""
+    from sqz.transformers.fingerprint import tokenizer_hash
+
+    try:
+        digest = tokenizer_hash(tokenizer)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"tokenizer: no tokenizer.json was found for {tokenizer.name_or_path!r}: encode the "
+                                "texts with it, and pass the ids and tokenizer=None") from None
+    try:
+        own = tokenizer_hash(model) if model.name_or_path else digest  # what lies beside the model
+    except FileNotFoundError:
+        own = digest
+    if own != digest:
+        raise ValueError(f"tokenizer: found that of {tokenizer.name_or_path}, expected that of {model.name_or_path}, "
+                         f"the model's: AutoTokenizer.from_pretrained({model.name_or_path!r}) loads it")
+    return digest
+
+
+def find_documents(texts: Sequence[Path]) -> list[pathlib.Path]:
+    """The text files that are named or are in named folders, in the order of sqz-index; binary files of folders out."""
+    out: list[pathlib.Path] = []
+    for given in map(pathlib.Path, texts):
+        if not given.is_dir():
+            if _is_binary(given):
+                raise ValueError(f"{given}: found a zero byte, expected UTF-8 text")
+            out.append(given)
+            continue
+        inside = sorted(path for path in given.rglob("*") if path.is_file() and not any(
+            part.startswith(".") for part in path.relative_to(given).parts))
+        texts_inside = [path for path in inside if not _is_binary(path)]
+        for path in sorted(set(inside) - set(texts_inside)):
+            print(f"{path}: not a text file (a zero byte), left out", file=sys.stderr)
+        if not texts_inside:
+            raise ValueError(f"{given}: folder: found no text file, expected at least one file of UTF-8 text")
+        out += texts_inside
+    return out
+
+
+def _is_binary(path: pathlib.Path) -> bool:
+    with open(path, "rb") as file:
+        return b"\0" in file.read(64 << 10)

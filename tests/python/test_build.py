@@ -1,0 +1,145 @@
+"""sqz.build and sqz.calibrate: the bytes of sqz-index, refusals, and nothing under the name of what failed."""
+
+import signal
+import subprocess
+
+import pytest
+from transformers_support import BOOK, NANO, build, load, tool, torch, transformers
+
+import sqz
+import sqz.transformers
+from sqz import __main__ as command_line
+
+TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Llama with random weights, one of three layers with a sliding window."""
+    torch.manual_seed(1)
+    config = transformers.Qwen2Config(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024, initializer_range=0.3, sliding_window=64,
+        use_sliding_window=True, layer_types=["full_attention", "sliding_attention", "full_attention"])
+    folder = tmp_path_factory.mktemp("model")
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    return load(folder)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(3, 320, (1, TOKENS), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_has_the_bytes_of_sqz_index(model, ids, dtype, tmp_path):
+    model = load(model.name_or_path).to(dtype)
+    sqz.transformers.capture(model, ids, tmp_path / "a.h5")
+    expected = build(tmp_path / "a.h5", tmp_path / "a.sqz", "--key-codes", "2", "--levels", "3", "--seed", "7")
+    told = []
+    built = sqz.build(model, None, ids, tmp_path / "b.sqz", rows="f16", key_codes=2, levels=3, seed=7, threads=1,
+                      progress=told.append)
+    assert (tmp_path / "b.sqz").read_bytes() == expected.read_bytes()
+    assert built.tokens == TOKENS and built.bytes == expected.stat().st_size and sqz.Index(built).info.levels == 3
+    assert "b.sqz" in repr(built) and "tokens=400" in repr(built)
+    assert told == sorted(told) and told[-1] == 1 and len(told) >= 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "a.sqz", "b.sqz"]
+
+
+def test_ctrl_c_leaves_nothing(model, ids, tmp_path):
+    def stop(done):
+        if done > 0.5:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        sqz.build(model, None, ids, tmp_path / "a.sqz", progress=stop)
+    assert not list(tmp_path.iterdir())
+    sqz.build(model, None, ids, tmp_path / "a.sqz")  # the model is as before
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"),
+                                   RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_no_memory_for_the_pass_is_said(model, ids, error, tmp_path, monkeypatch):
+    def forward(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(model.model.layers[1].mlp, "forward", forward)
+    with pytest.raises(MemoryError, match="no memory for a pass over 400 tokens: give less text, or load the model"):
+        sqz.build(model, None, ids, tmp_path / "a.sqz")
+    assert not list(tmp_path.iterdir())
+
+
+def test_texts_are_encoded_as_by_sqz_index(tmp_path):
+    nano, tokenizer = load(NANO), transformers.AutoTokenizer.from_pretrained(NANO)
+    folder = tmp_path / "texts"
+    (folder / "b").mkdir(parents=True)
+    book = BOOK.read_text(encoding="utf-8")
+    (folder / "b" / "1.md").write_text(book[3000:6000], encoding="utf-8")
+    (folder / "b.txt").write_text(book[6000:9000], encoding="utf-8")
+    (folder / "binary").write_bytes(b"\0\1")
+    (folder / ".hidden").write_text("no")
+    (tmp_path / "first.txt").write_text(book[:3000], encoding="utf-8")
+    texts = [tmp_path / "first.txt", folder]
+    built = sqz.build(nano, tokenizer, texts, tmp_path / "a.sqz", sink=4)
+    command = ["build", *map(str, texts), "-m", str(NANO), "-o", str(tmp_path / "c.sqz"), "--sink", "4", "-q",
+               "--device", "cpu"]
+    assert command_line.main(command) == 0
+    assert (tmp_path / "c.sqz").read_bytes() == (tmp_path / "a.sqz").read_bytes()
+    subprocess.run([tool("sqz-index"), "build", "--model", NANO, *texts, "-o", tmp_path / "b.sqz", "--sink", "4"],
+                   check=True, capture_output=True)
+    one, other = sqz.Index(built).info, sqz.Index(tmp_path / "b.sqz").info
+    assert (one.tokens_hash, one.tokenizer_hash, one.model_fingerprint) == (
+        other.tokens_hash, other.tokenizer_hash, other.model_fingerprint)
+
+    prompts = ["Who is the Count?", "Where is the castle?"]
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "{prompt}"}}\n' for prompt in prompts))
+    result = sqz.calibrate(built, nano, tokenizer, prompts, answer_tokens=3)
+    assert result["path"] == built.path and result["source"].startswith("prompts: 2 prompts, ")
+    asked = sum(len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) for prompt in prompts)
+    assert result["queries"] == asked + 6
+    assert (tmp_path / "c.sqz").read_bytes() != (tmp_path / "a.sqz").read_bytes()
+    command = ["calibrate", str(tmp_path / "c.sqz"), "-m", str(NANO), "--prompts", str(tmp_path / "prompts.jsonl"),
+               "--answer-tokens", "3", "--device", "cpu"]
+    assert command_line.main(command) == 0
+    assert (tmp_path / "c.sqz").read_bytes() == (tmp_path / "a.sqz").read_bytes()
+    sqz.Index(built).verify()
+    with pytest.raises(FileExistsError, match="b.sqz exists"):
+        sqz.calibrate(built, nano, tokenizer, prompts, output=tmp_path / "b.sqz")
+    with pytest.raises(ValueError, match="prompts: found"):
+        sqz.calibrate(built, nano, tokenizer, [])
+
+
+def test_mistakes(model, ids, tmp_path):
+    def refused(error, sentence, texts, tokenizer=None, use=model, **options):
+        with pytest.raises(error, match=sentence):
+            sqz.build(use, tokenizer, texts, tmp_path / "a.sqz", **options)
+        assert not (tmp_path / "a.sqz").exists()
+
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "zero.txt").write_bytes(b"a\0b")
+    nano = transformers.AutoTokenizer.from_pretrained(NANO)
+    refused(ValueError, "text: found nothing, expected some text", tmp_path / "empty.txt", nano)
+    refused(ValueError, "texts: found none", [], nano)
+    refused(ValueError, "found no text file", [tmp_path / "folder"], nano)
+    refused(ValueError, "latin.txt: text: not valid UTF-8 at byte 3", [tmp_path / "latin.txt"], nano)
+    refused(ValueError, "zero.txt: found a zero byte", [tmp_path / "zero.txt"], nano)
+    refused(FileNotFoundError, "missing.txt", ["missing.txt"], nano)
+    refused(TypeError, "tokenizer: found None", [tmp_path / "empty.txt"])
+    refused(ValueError, "expected 0 to 319, the vocabulary of the model: use the tokenizer of its folder", [BOOK], nano)
+    refused(ValueError, "input_ids: found 2000 tokens, expected at most 1024", ids.repeat(1, 5))
+    refused(sqz.Error, 'options: found "colour", expected some of sink, ', ids, colour="red")
+    refused(sqz.Error, "tokens", ids[:, :60])
+    refused(TypeError, "expected a model of transformers", ids, use=torch.nn.Linear(2, 2))
+    refused(ValueError, "in training mode", ids, use=load(model.name_or_path).train())
+    nano_copy = tmp_path / "copy"
+    nano.save_pretrained(nano_copy)
+    (nano_copy / "tokenizer.json").write_bytes((NANO / "tokenizer.json").read_bytes() + b"\n")
+    other = transformers.AutoTokenizer.from_pretrained(nano_copy)
+    refused(ValueError, "tokenizer: found that of .*copy, expected that of .*nano", [BOOK], other, use=load(NANO))
+    sqz.build(model, None, ids, tmp_path / "b.sqz")
+    with pytest.raises(sqz.Error, match="b.sqz"):
+        sqz.build(model, None, ids, tmp_path / "b.sqz")
+    sqz.build(model, None, ids, tmp_path / "b.sqz", overwrite=True, max_tokens=300)
+    assert sqz.Index(tmp_path / "b.sqz").info.tokens == 300

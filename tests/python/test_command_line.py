@@ -1,0 +1,59 @@
+"""python -m sqz: the commands that need no model."""
+
+import json
+
+import pytest
+
+import sqz
+from conftest import SEEDS, Stored, python
+from sqz import __main__ as command_line
+
+
+def run(capsys, *arguments):
+    code = command_line.main([str(one) for one in arguments])
+    return code, *capsys.readouterr()
+
+
+def test_info_and_verify(capsys):
+    index = SEEDS / "two_levels.sqz"
+    code, out, _ = run(capsys, "info", index, "--json")
+    fields = json.loads(out)
+    assert code == 0 and fields["tokens"] == sqz.Index(index).info.tokens == int(fields["metadata"]["tokens"])
+    code, out, _ = run(capsys, "info", index)
+    assert code == 0 and "fingerprint" in out and "metadata" not in out
+    code, out, _ = run(capsys, "verify", index, "--json")
+    assert code == 0 and json.loads(out)["problems"] == []
+
+
+def test_damage_is_found(tmp_path, capsys):
+    index = SEEDS / "two_levels.sqz"
+    data, stored = bytearray(index.read_bytes()), Stored(index)
+    data[len(data) - len(stored.data) + stored.header["layers.0.keys"]["data_offsets"][0]] ^= 1
+    (tmp_path / "a.sqz").write_bytes(data)
+    code, out, _ = run(capsys, "verify", tmp_path / "a.sqz", "--json")
+    assert code == 3 and len(json.loads(out)["problems"]) == 1
+
+
+def test_compress(made, tmp_path, capsys):
+    code, out, _ = run(capsys, "compress", made, "-o", tmp_path / "b.sqz", "--key-codes", 2, "--json")
+    assert code == 0 and json.loads(out)["bytes"] == (tmp_path / "b.sqz").stat().st_size
+    sqz.Index(tmp_path / "b.sqz").verify()
+    code, _, error = run(capsys, "compress", made, "-o", tmp_path / "b.sqz", "--key-codes", 2)
+    assert code == 1 and "python -m sqz compress: " in error and "b.sqz" in error
+
+
+def test_mistakes(tmp_path, capsys):
+    code, _, error = run(capsys, "info", tmp_path / "none.sqz")
+    assert (code, error) == (3, f"python -m sqz info: {tmp_path}/none.sqz: open: No such file or directory\n")
+    code, _, error = run(capsys, "compress", SEEDS / "two_levels.sqz", "-o", tmp_path / "b.sqz")
+    assert code == 2 and "neither rows nor key_codes" in error
+    with pytest.raises(SystemExit):
+        run(capsys, "explain")
+    assert "invalid choice: 'explain'" in capsys.readouterr().err
+
+
+def test_as_a_module():
+    ran = python(f"import runpy, sys; sys.argv[1:] = ['verify', {str(SEEDS / 'two_levels.sqz')!r}]; "
+                 "runpy.run_module('sqz', run_name='__main__')")
+    assert ran.returncode == 0, ran.stderr
+    assert "ok" in ran.stdout
