@@ -1,11 +1,12 @@
-#include "tools/sqz_generate/generate.h"
-
+// The work of sqz-generate: answers prompts over the fixed context of one index.
 #include <spdlog/spdlog.h>
 #include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <iostream>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "formats/base/stopwatch.h"
 #include "formats/chat_format.h"
@@ -13,12 +14,27 @@
 #include "formats/sqz_file.h"
 #include "formats/tokenizer.h"
 #include "tools/common/index_context.h"
+#include "tools/common/mains.h"
 #include "tools/common/model_options.h"
+#include "tools/common/selector_options.h"
 #include "tools/common/texts.h"
+#include "tools/common/tool.h"
 #include "tools/sqz_generate/answer.h"
+#include "training/runner.h"
 
 namespace sqz {
 namespace {
+
+struct GenerateArguments {
+  std::string model, index;
+  std::vector<std::string> prompts, prompt_files;  // both empty: one a line of standard input
+  int64_t batch = 0;  // prompts that are answered together; 0: one after the other
+  bool dense = false, escapes = false;
+  std::optional<bool> chat;  // put prompts into the user's turn; none: if the index has turns
+  std::string run_dtype;
+  GenerateOptions generate;
+  SelectorOptions selector;
+};
 
 // The parts that are opened once, for all prompts.
 struct Opened {
@@ -244,8 +260,6 @@ Result<std::vector<std::string>> given_prompts(const GenerateArguments& argument
   return out;
 }
 
-}  // namespace
-
 void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
   GenerateOptions& generate = arguments.generate;
   app.add_option("-m,--model", arguments.model, "Model: a Hugging Face checkpoint directory")
@@ -288,6 +302,35 @@ Status run_generate(const GenerateArguments& arguments, const ToolContext& conte
   SQZ_RETURN_IF_ERROR(prompts.empty() ? answers.ask() : answers.answer(prompts));
   answers.print();
   return {};
+}
+
+}  // namespace
+
+int generate_main(int argc, char** argv) {
+  Tool tool(
+      "sqz-generate",
+      "Answers prompts over the fixed context of an index, and reads the part that matters.",
+      "The prompt follows the fixed context. It gets no special tokens; over an index built with\n"
+      "--chat it stands in the user's turn. The likeliest token is always taken. To serve many "
+      "prompts at speed, use vLLM with the\n"
+      "plug-in sqz.vllm (examples/vllm).\n"
+      "\n"
+      "Result: prompt, text, tokens[], stop_reason, budget{asked, delivered}, keep{asked,\n"
+      "delivered}, dense_fallback, seconds{load, prefill, decode}. Several prompts: an event\n"
+      "`answer` each, and a result with answers[], seconds{load, answers} and tokens_per_second;\n"
+      "with --batch budget and keep are there, because they are of all answers.\n"
+      "\n"
+      "Examples:\n"
+      "  sqz-generate --model MODEL --index book.sqz --prompt 'Who is Mina?'\n"
+      "  sqz-generate --model MODEL --index book.sqz --dense --prompt 'Who is Mina?'\n"
+      "  sqz-generate --model MODEL --index book.sqz --budget 0.1 < prompts.txt\n"
+      "  sqz-generate --model MODEL --index book.sqz --batch 8 --prompts questions.jsonl "
+      "--json\n");
+  GenerateArguments arguments;
+  CLI::App* app = tool.only_command(
+      [&](const ToolContext& context) { return run_generate(arguments, context); });
+  add_generate_options(*app, arguments);
+  return tool.run(argc, argv);
 }
 
 }  // namespace sqz

@@ -1,21 +1,43 @@
-#include "tools/sqz_profile_layers/profile_layers.h"
-
+// sqz-profile-layers: cosines of a model's layers, their groups, and the budgets that follow.
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <string>
+#include <vector>
 
 #include "formats/base/stopwatch.h"
 #include "formats/base/temporaries.h"
 #include "formats/checkpoint.h"
+#include "formats/layers_file.h"
 #include "libindex/builder.h"
+#include "tools/common/mains.h"
 #include "tools/common/model_options.h"
 #include "tools/common/output_file.h"
 #include "tools/common/texts.h"
+#include "tools/common/tool.h"
 #include "tools/sqz_profile_layers/trials.h"
 #include "training/profile.h"
 
 namespace sqz {
 namespace {
+
+struct ProfileArguments {
+  std::string model, output;
+  std::vector<std::string> texts;
+  bool force = false;
+  int64_t tokens = 0;   // of a window; 0: as many as the model has positions, up to 16384
+  int64_t windows = 1;  // of each text; 0: all of it
+  int64_t context = 0;  // tokens that the budgets are for; 0: those of a window
+  double budget = 0.125;
+  double p = 0.35;  // the paper recommends 0.3 to 0.4
+  std::string allocate = kAllocationGroups;
+  std::string selector = "squeezed";  // whose losses are measured
+  int64_t held_out = 1024;            // tokens behind each window
+  int64_t block = 0;                  // of them that share a selection; 0: all
+  std::string run_dtype;
+
+  bool measures() const { return allocate == kAllocationMeasured; }
+};
 
 constexpr int64_t kDefaultWindow = 16384;
 constexpr double kProfileShare = 0.5;  // of the time, roughly, where losses are measured
@@ -268,8 +290,6 @@ void add_measure_options(CLI::App& app, ProfileArguments& arguments) {
       ->type_name("N");
 }
 
-}  // namespace
-
 void add_profile_options(CLI::App& app, ProfileArguments& arguments) {
   app.add_option("TEXT", arguments.texts,
                  "Text files, or folders of them (recursive, sorted); - reads standard input")
@@ -339,6 +359,45 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   if (arguments.measures()) context.output.text(comparison_table(outcome.comparison) + "\n");
   context.output.result(result);
   return {};
+}
+
+}  // namespace
+
+int profile_layers_main(int argc, char** argv) {
+  Tool tool(
+      "sqz-profile-layers",
+      "Measures how much the attention of each layer changes the hidden state, and shares out a "
+      "budget of keys by it.",
+      R"(Method
+  The cosine of the hidden state before a layer's input norm with the state after the
+  attention's residual add, averaged over tokens (SqueezeAttention). Layers are split into
+  three groups by their cosines, the best split there is. Layers of group 2, which hardly
+  change their input, keep p of the budget; the others share the rest. The sum is that of the
+  same budget for every layer, to the key.
+
+  Whether p < 1 helps depends on model, selector and text, and is not measured here: compare
+  with sqz-eval --layers uniform,layers.json. --allocate measured deals the budget by what each
+  layer's own errors cost on held-out text instead, and keeps every layer alike unless that
+  gains more than its standard error.
+
+Refused: models of fewer than three layers, or whose layers have fewer than three different
+cosines; texts of fewer than 256 tokens together.
+
+`sqz-index build --layers` puts the budgets into an index, and sqz-generate and sqz-eval take
+them by --layers.
+
+Result: the fields of the layer profile (docs/format.md), path, seconds{load, profile, measure}.
+
+Examples:
+  sqz-profile-layers --model MODEL book.txt -o layers.json
+  sqz-profile-layers --model MODEL texts/ --tokens 16000 --budget 0.1 --p 0.7 -o l.json
+  sqz-profile-layers --model MODEL book.txt --allocate measured --selector h2o -o l.json
+)");
+  ProfileArguments arguments;
+  CLI::App* app = tool.only_command(
+      [&](const ToolContext& context) { return run_profile(arguments, context); });
+  add_profile_options(*app, arguments);
+  return tool.run(argc, argv, true);
 }
 
 }  // namespace sqz

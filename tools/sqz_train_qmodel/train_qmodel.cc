@@ -1,18 +1,33 @@
-#include "tools/sqz_train_qmodel/train_qmodel.h"
-
+// sqz-train-qmodel: trains a query classifier for a model and writes it as a .sqz of kind `qmodel`.
 #include <spdlog/spdlog.h>
-
 #include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "formats/base/stopwatch.h"
 #include "formats/checkpoint.h"
+#include "tools/common/mains.h"
 #include "tools/common/model_options.h"
 #include "tools/common/output_file.h"
 #include "tools/common/qmodel_table.h"
 #include "tools/common/texts.h"
+#include "tools/common/tool.h"
+#include "training/qmodel.h"
 
 namespace sqz {
 namespace {
+
+struct TrainQmodelArguments {
+  std::string model, output;
+  std::vector<std::string> texts, test;
+  bool force = false;
+  QmodelOptions options;
+  std::optional<int64_t> checks;  // none: one every kStepsOfACheck steps, at most kMostChecks
+  std::string decay = "cosine";   // or "none"
+  std::string dtype = "F32";
+  std::string run_dtype;
+};
 
 // A check takes as long as some ten steps do on a CPU.
 constexpr int64_t kStepsOfACheck = 100, kMostChecks = 20;
@@ -103,8 +118,6 @@ void add_check_options(CLI::App& app, TrainQmodelArguments& arguments) {
       ->type_name("N");
 }
 
-}  // namespace
-
 void add_train_qmodel_options(CLI::App& app, TrainQmodelArguments& arguments) {
   app.add_option("TEXT", arguments.texts,
                  "Text files, or folders of them (recursive, sorted); - reads standard input")
@@ -178,6 +191,39 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   result["seconds"] = {{"load", load_seconds}, {"train", train_seconds}};
   context.output.result(result);
   return {};
+}
+
+}  // namespace
+
+int train_qmodel_main(int argc, char** argv) {
+  Tool tool(
+      "sqz-train-qmodel",
+      "Trains a query classifier for a model: buckets of keys, and networks that say which buckets "
+      "a query needs.",
+      R"(Method
+  Runs the model over windows of the texts. Keys before RoPE are clustered into buckets, a
+  set for each KV head; a network for each KV head learns, from queries before RoPE, which
+  share of the attention each bucket holds (SAAP). Recall is the share of the attention mass
+  beyond the last --recent tokens that is found where a given share of the keys is read.
+  The paper's settings are --steps 40000 --batch 1000 --near 0 --lr 1e-5 --decay none.
+
+Refused: fewer than 32 tokens to train on for each bucket, or than two windows; a loss that is
+not a number.
+
+Result: path, bytes, steps, loss, windows, tokens, measured_windows, recall{} by
+selectivity, the file's metadata, and scores[] with method (classifier; kmeans, which reads
+buckets by the products of query and centroid), queries (all; far: the best key is beyond
+--recent), recall{}, stderr{} over windows. Events `check`: step, loss, recall{}, far_recall{}.
+
+Examples:
+  sqz-train-qmodel --model MODEL books/ -o q.sqz --device cuda
+  sqz-train-qmodel --model MODEL books/ -o q.sqz --buckets 256 --test other.txt --json
+)");
+  TrainQmodelArguments arguments;
+  CLI::App* app = tool.only_command(
+      [&](const ToolContext& context) { return run_train_qmodel(arguments, context); });
+  add_train_qmodel_options(*app, arguments);
+  return tool.run(argc, argv, true);
 }
 
 }  // namespace sqz
