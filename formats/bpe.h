@@ -6,64 +6,48 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
-#include "formats/tokenizer_fields.h"
+#include "formats/json_fields.h"
 
 namespace sqz {
 
-// The merge of two adjacent tokens. Lower ranks are done first.
-struct Merge {
-  uint32_t rank;
-  int32_t id;  // of the joined token
+struct StringHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
 };
+// Token ids by text; can be asked with a string_view.
+using TokenMap = std::unordered_map<std::string, int32_t, StringHash, std::equal_to<>>;
 
 class Bpe {
  public:
   // Reads the object "model". Vocabulary ids must be distinct and merges must name known tokens.
-  static Result<Bpe> parse(const JsonObject& model);
+  static Result<Bpe> parse(JsonFields model);
 
-  const TokenMap<int32_t>& vocab() const { return vocab_; }
+  const TokenMap& vocab() const { return vocab_; }
 
  private:
   friend class BpeEncoder;
 
-  // Open addressing over (left, right): it takes a third of the time of std::unordered_map.
-  class MergeTable {
-   public:
-    void reserve(size_t count);                             // of pairs, before the first insert()
-    void insert(int32_t left, int32_t right, Merge merge);  // replaces one of the same pair
-    const Merge* find(int32_t left, int32_t right) const;
-
-   private:
-    struct Slot {
-      uint64_t key;
-      Merge merge;
-    };
-    size_t slot_of(uint64_t key) const;
-    std::vector<Slot> slots_;
+  // The merge of two adjacent tokens. Lower ranks are done first.
+  struct Merge {
+    uint32_t rank;
+    int32_t id;  // of the joined token
   };
 
-  Status parse_options(const JsonObject& model);
-  Status parse_vocab(const JsonObject& model);
-  Status parse_merges(const JsonObject& model);
-  Status add_merge(const JsonObject& model, size_t i, std::string_view left,
-                   std::string_view right);
-  void add_joint(std::string_view left, std::string_view right);
+  void read_options(JsonFields& model);
+  void read_vocab(JsonFields& model);
+  void read_merges(JsonFields& model);
   int32_t id_of(std::string_view token) const;  // -1 if there is no such token
-  void index_common_characters();
-  void index_byte_tokens();
-  int32_t character_id(std::string_view character, uint32_t code) const;
+  const Merge* merge_of(int32_t left, int32_t right) const;
 
-  TokenMap<int32_t> vocab_;
-  MergeTable merges_;
-  std::unordered_set<uint64_t> joints_;  // of each merge: last character before, first behind it
-  std::array<int32_t, 512> common_characters_;  // ids of one-character tokens below U+0200; or -1
+  TokenMap vocab_;
+  std::unordered_map<uint64_t, Merge> merges_;  // by left << 32 | right
   std::array<int32_t, 256> byte_tokens_;        // ids of <0x00> to <0xFF>; -1 if missing
   std::optional<int32_t> unk_;
   bool fuse_unk_ = false;
@@ -94,13 +78,7 @@ class BpeEncoder {
       return rank != other.rank ? rank > other.rank : position > other.position;
     }
   };
-  struct CachedWord {
-    size_t begin;  // in cached_ids_
-    size_t count;
-  };
 
-  size_t find_cut(std::string_view word, size_t from) const;
-  void encode_part(std::string_view part, std::vector<int32_t>& ids);
   void make_symbols(std::string_view word);
   void add_symbol(int32_t id);
   void push_candidate(int32_t left);
@@ -109,8 +87,7 @@ class BpeEncoder {
   const Bpe& bpe_;
   std::vector<Symbol> symbols_;
   std::vector<Candidate> heap_;
-  std::unordered_map<std::string_view, CachedWord> cache_;
-  std::vector<int32_t> cached_ids_;
+  std::unordered_map<std::string_view, std::vector<int32_t>> cache_;
 };
 
 }  // namespace sqz

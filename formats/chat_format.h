@@ -3,10 +3,9 @@
 //
 //   before  CONTEXT  between  QUESTION  after  ANSWER  end
 //
-// A table of families recognises the chat template of a model folder; no Jinja is run. For other
-// templates a JSON object {"before", "between", "after", "end": [], "trim"} has the texts; the last
-// two members are optional. An index that was built with a chat format stores this object
-// (docs/format.md).
+// A JSON object {"before", "between", "after", "end": [], "trim"} has the texts; the last two
+// members are optional. `python -m sqz.chat` writes it for the template of a model. An index that
+// was built with a chat format stores this object (docs/format.md).
 //
 // Special tokens are written out in the texts and recognised there. In context and question they
 // are text.
@@ -18,7 +17,6 @@
 #include <string_view>
 #include <vector>
 
-#include "formats/base/file.h"
 #include "formats/base/json.h"
 #include "formats/sqz_file.h"
 #include "formats/tokenizer.h"
@@ -26,23 +24,12 @@
 namespace sqz {
 
 struct ChatFormat {
-  std::string name;                   // of the family; empty if a file gave it
   std::string before;                 // with BOS, if the template has one
   std::string between;                // ends the context's turn and begins the question's
   std::string after;                  // ends the question's turn and begins the answer's
   std::vector<std::string> end = {};  // tokens that end an answer, beside the model's EOS
   bool trim = false;                  // context and question lose the white space at both ends
 };
-
-// The Jinja text of `folder`'s chat_template.jinja, else of "chat_template" in its
-// tokenizer_config.json; "" if there is none. kCorrupt for JSON that cannot be read.
-Result<std::string> read_chat_template(const std::string& folder, Env& env = Env::posix());
-
-// The texts that the template of a model folder writes around a system turn with the context and a
-// user's turn with the question. (Templates of Mistral before version 7 have no system turn; the
-// context begins the user's turn.) kNotFound without a template; kUnsupported for a template that
-// is not recognised.
-Result<ChatFormat> load_chat_format(const std::string& folder, Env& env = Env::posix());
 
 // From JSON text, which `label` names in messages, and back.
 Result<ChatFormat> parse_chat_format(std::string_view json, const std::string& label);

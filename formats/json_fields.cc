@@ -14,7 +14,19 @@ Result<JsonDocument> parse_json_object(std::string_view text, std::string_view l
 
 JsonFields::JsonFields(const JsonValue& object, std::string label, std::string prefix)
     : object_(object), label_(std::move(label)), prefix_(std::move(prefix)) {
-  if (!object.is_object()) status_ = unexpected(object, label_, "an object");
+  if (object.is_object()) return;
+  const std::string name = prefix_.substr(0, prefix_.find_last_not_of('.') + 1);
+  status_ = unexpected(object, concat(label_, name.empty() ? "" : ": ", name), "an object");
+}
+
+JsonFields JsonFields::object(std::string_view key) const {
+  static const JsonValue kNull;
+  const JsonValue* field = find(key);
+  return JsonFields(field ? *field : kNull, label_, concat(prefix_, key, "."));
+}
+
+JsonFields JsonFields::element(std::string_view key, size_t i) const {
+  return JsonFields((*find(key))[i], label_, concat(prefix_, key, '[', i, "]."));
 }
 
 const JsonValue* JsonFields::find(std::string_view key) const {
@@ -24,7 +36,7 @@ const JsonValue* JsonFields::find(std::string_view key) const {
 
 void JsonFields::complain_of(std::string_view key, std::string_view found,
                              std::string_view expected, Code code) {
-  if (status_.ok()) status_ = {code, bad_field(label_, concat(prefix_, key), found, expected)};
+  complain_of({code, bad_field(label_, concat(prefix_, key), found, expected)});
 }
 
 void JsonFields::complain(std::string_view key, std::string_view expected, Code code) {

@@ -27,6 +27,8 @@ class JsonFields {
   // Whether the field is there, null or not: some defaults of Hugging Face tell the two apart.
   bool mentions(std::string_view key) const { return object_.find(key) != nullptr; }
   const std::string& label() const { return label_; }
+  // The name of a field of the object, as messages write it.
+  std::string name(std::string_view key) const { return prefix_ + std::string(key); }
 
   // Each returns `fallback` if the field is absent, and complains if there is no fallback.
   // An integer in [low, high].
@@ -40,6 +42,10 @@ class JsonFields {
   // As find(), but complain if the field is absent, or is no array.
   const JsonValue* value(std::string_view key);
   const JsonValue* array(std::string_view key);
+  // The object `key` and the i-th item of the array `key`, which must be an object. A complaint
+  // goes to the object that is returned.
+  JsonFields object(std::string_view key) const;
+  JsonFields element(std::string_view key, size_t i) const;
   // Arrays of integers, and of finite numbers, in [low, high].
   std::vector<int64_t> integers(std::string_view key, int64_t low, int64_t high);
   std::vector<double> numbers(std::string_view key, double low, double high);
@@ -48,6 +54,10 @@ class JsonFields {
   void complain(std::string_view key, std::string_view expected, Code code = Code::kCorrupt);
   void complain_of(std::string_view key, std::string_view found, std::string_view expected,
                    Code code = Code::kCorrupt);
+
+  void complain_of(Status status) {
+    if (status_.ok()) status_ = std::move(status);
+  }
 
   const Status& status() const { return status_; }
 

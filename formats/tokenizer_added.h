@@ -2,12 +2,13 @@
 // model never cuts them.
 #pragma once
 
-#include <optional>
+#include <array>
+#include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "formats/byte_trie.h"
 #include "formats/tokenizer.h"
 #include "formats/tokenizer_steps.h"
 
@@ -18,33 +19,35 @@ struct AddedToken {
   std::string content;
   std::string pattern;  // searched for: the content, normalised if `normalized`
   bool special = false;
-  bool single_word = false;  // only where no word character is beside it
-  bool lstrip = false;       // takes the white space before it along
-  bool rstrip = false;       // and behind it
-  bool normalized = false;   // searched for in normalised text
+  bool normalized = false;  // searched for in normalised text
 };
 
 // Immutable after parsing.
 class AddedTokens {
  public:
-  // Reads the array "added_tokens" of the file's root. `normalizer` may be empty.
-  static Result<AddedTokens> parse(const JsonObject& root, const Normalizer& normalizer);
+  // Reads the array "added_tokens" of the file's root. Tokens with `single_word`, `lstrip` or
+  // `rstrip` are kUnsupported.
+  static Result<AddedTokens> parse(JsonFields& root, std::span<const Normalizer> normalizers);
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
   // Cuts the text at the added tokens and normalises what is between them. No piece is empty.
   // A special token is plain text in a part without `special`, and in normalised text that such a
   // part belongs to.
-  Status extract(std::span<const TextPart> parts, const Normalizer& normalizer,
-                 std::vector<Piece>& pieces, TextStore& store) const;
+  void extract(std::span<const TextPart> parts, std::span<const Normalizer> normalizers,
+               std::vector<Piece>& pieces, TextStore& store) const;
 
  private:
-  Status split(const Piece& piece, const ByteTrie& patterns, std::vector<Piece>& out) const;
-  Result<bool> stands_alone(std::string_view text, size_t begin, size_t end) const;
+  struct Patterns {
+    std::map<std::string, size_t, std::less<>> places;  // in tokens_
+    std::array<bool, 256> first{};                      // bytes that a pattern begins with
+
+    const size_t* longest(std::string_view text) const;
+  };
+  void split(const Piece& piece, const Patterns& patterns, std::vector<Piece>& out) const;
 
   std::vector<AddedToken> tokens_;
-  ByteTrie raw_, normalized_;  // patterns; their numbers are indices of tokens_
-  std::optional<Regex> word_;  // one word character; only if a token asks for it
+  Patterns raw_, normalized_;
 };
 
 }  // namespace sqz

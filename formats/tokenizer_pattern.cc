@@ -10,13 +10,6 @@ namespace {
 constexpr char kSpaces[] =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}"
     "\\x{205f}\\x{3000}";
-constexpr char kNotSpaces[] =
-    "\\x{0}-\\x{8}\\x{e}-\\x{1f}\\x{21}-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"
-    "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}"
-    "\\x{3001}-\\x{10ffff}";
-// Oniguruma's word characters, which for Latin-1 have superscripts and fractions; PCRE2's are L, N
-// and underscore.
-constexpr char kWord[] = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 // Letters and numbers of Unicode 15 and 16: `tokenizers` knows them, Debian 12's PCRE2 (Unicode 14)
 // does not. Where PCRE2 is newer they are in \p{L} and \p{N} already.
 constexpr char kNewLetters[] =
@@ -84,89 +77,48 @@ class Translator {
   }
 
   Status group() {
-    for (std::string_view plain : {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"}) {
-      if (starts(plain)) return copy(plain.size());
+    for (std::string_view known : {"(?:", "(?i:", "(?=", "(?!", "(?>", "(?<=", "(?<!"}) {
+      if (starts(known)) return copy(known.size());
     }
-    if (!starts("(?")) return copy(1);
-    // Ruby's (?i) in mid-pattern opens a group up to the enclosing one's end; only the forms that
-    // both engines read alike are let through.
-    const size_t end = in_.find_first_not_of("im-", at_ + 2);
-    const bool whole = end != std::string_view::npos && in_[end] == ')' && at_ == 0;
-    if (end == std::string_view::npos || end == at_ + 2 || !(in_[end] == ':' || whole)) {
-      return refuse("(?...)");
-    }
-    for (char flag : in_.substr(at_, end + 1 - at_)) out_.push_back(flag == 'm' ? 's' : flag);
-    at_ = end + 1;
-    return {};
+    return starts("(?") ? refuse("(?...)") : copy(1);
   }
 
   Status interval() {
     const size_t end = in_.find('}', at_);
-    const bool numeric = end != std::string_view::npos &&
-                         in_.substr(at_ + 1, end - at_ - 1).find_first_not_of("0123456789,") ==
-                             std::string_view::npos;
-    if (!numeric) return refuse("{");
     const std::string_view body = in_.substr(at_ + 1, end - at_ - 1);
+    if (end == std::string_view::npos || body.starts_with(',') ||
+        body.find_first_not_of("0123456789,") != std::string_view::npos) {
+      return refuse("{");
+    }
     const char after = end + 1 < in_.size() ? in_[end + 1] : '\0';
     if (after == '+' || (after == '?' && body.find(',') == std::string_view::npos)) {
       return refuse("{n,m} with a suffix");
     }
-    return replace(end + 1 - at_, concat(body.starts_with(',') ? "{0" : "{", body, '}'));
+    return copy(end + 1 - at_);
   }
 
   Status escape() {
-    if (at_ + 1 >= in_.size()) return refuse("\\ at the end");
-    const char c = in_[at_ + 1];
-    if (!std::isalpha(static_cast<unsigned char>(c))) return copy(2);
-    switch (c) {
-      case 's':
-        return replace(2, in_class_ ? std::string(kSpaces) : concat('[', kSpaces, ']'));
-      case 'S':
-        return replace(2, in_class_ ? std::string(kNotSpaces) : concat("[^", kSpaces, ']'));
-      case 'w':
-        return replace(
-            2, in_class_ ? concat(kWord, kNewLetters) : concat('[', kWord, kNewLetters, ']'));
-      case 'W':
-        if (in_class_) return refuse("\\W in a set");
-        return replace(2, concat("[^", kWord, kNewLetters, ']'));
-      case 'v':
-        return replace(2, "\\x{b}");
-      case 'u':
-        return code_point();
-      case 'p':
-      case 'P': {
-        const size_t end = in_.find('}', at_);
-        if (end == std::string_view::npos || in_[at_ + 2] != '{') return refuse("\\p");
-        return property(end + 1 - at_);
-      }
-      case 'A':
-      case 'z':
-        if (in_class_) return refuse(in_.substr(at_, 2));
-        return copy(2);
-      default:
-        if (std::string_view("dDnrtfaex").find(c) == std::string_view::npos) {
-          return refuse(in_.substr(at_, 2));
-        }
-        return copy(2);
-    }
+    const std::string_view known = in_.substr(at_, 2);
+    if (known.size() < 2) return refuse("\\ at the end");
+    if (known == "\\p" || known == "\\P") return property();
+    if (known == "\\s")
+      return replace(2, in_class_ ? std::string(kSpaces) : concat('[', kSpaces, ']'));
+    if (known == "\\S" && !in_class_) return replace(2, concat("[^", kSpaces, ']'));
+    const bool letter = std::isalpha(static_cast<unsigned char>(known[1]));
+    return letter && std::string_view("dnrt").find(known[1]) == std::string_view::npos
+               ? refuse(known)
+               : copy(2);
   }
 
-  Status property(size_t length) {
-    const std::string_view name = in_.substr(at_, length);
+  Status property() {
+    const size_t end = in_.find('}', at_);
+    if (end == std::string_view::npos || in_[at_ + 2] != '{') return refuse("\\p");
+    const std::string_view name = in_.substr(at_, end + 1 - at_);
     const std::string_view fresh = name == "\\p{L}"   ? kNewLetters
                                    : name == "\\p{N}" ? kNewNumbers
                                                       : std::string_view();
     const bool set = !in_class_ && !fresh.empty();
-    return replace(length, concat(set ? "[" : "", name, fresh, set ? "]" : ""));
-  }
-
-  Status code_point() {
-    const std::string_view digits = in_.substr(at_ + 2, 4);
-    if (digits.size() != 4 ||
-        digits.find_first_not_of("0123456789abcdefABCDEF") != std::string_view::npos) {
-      return refuse("\\u");
-    }
-    return replace(6, concat("\\x{", digits, '}'));
+    return replace(name.size(), concat(set ? "[" : "", name, fresh, set ? "]" : ""));
   }
 
   std::string_view in_;

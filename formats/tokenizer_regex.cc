@@ -102,20 +102,4 @@ Result<std::optional<Span>> RegexMatcher::next() {
   return std::optional<Span>();
 }
 
-Status replace_matches(RegexMatcher& matcher, std::string_view content, std::string& text) {
-  matcher.reset(text);
-  std::string out;
-  size_t copied = 0;
-  while (true) {
-    SQZ_ASSIGN_OR_RETURN(const std::optional<Span> match, matcher.next());
-    if (!match) break;
-    out.append(text, copied, match->begin - copied).append(content);
-    copied = match->end;
-  }
-  if (copied == 0 && out.empty()) return {};
-  out.append(text, copied);
-  text = std::move(out);
-  return {};
-}
-
 }  // namespace sqz

@@ -1,9 +1,8 @@
 // Regular expressions as tokenizer.json writes them: Oniguruma's Ruby dialect, run by PCRE2.
 //
-// Where the two engines differ, a pattern is rewritten (white space, \w, \v, {,n}) or refused, so
-// that no pattern silently means something else. Characters newer than PCRE2's Unicode version are
-// unassigned, but \p{L}, \p{N} and \w know them. A Regex is immutable, and several threads may use
-// it; a RegexMatcher belongs to one.
+// White space, \p{L} and \p{N} are rewritten, because the two engines know other characters by
+// them. Constructs that are not known to mean the same in both are refused. A Regex is immutable,
+// and several threads may use it; a RegexMatcher belongs to one.
 #pragma once
 
 #include <memory>
@@ -65,8 +64,5 @@ class RegexMatcher {
   size_t offset_ = 0;
   std::optional<size_t> last_end_;
 };
-
-// Replaces every match in `text` by `content`, taken literally.
-Status replace_matches(RegexMatcher& matcher, std::string_view content, std::string& text);
 
 }  // namespace sqz

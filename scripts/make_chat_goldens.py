@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Fills tests/golden/chat.json: what transformers' apply_chat_template writes for the families of
-formats/chat_format.cc, by the small template and the chats that stand there for each, and the ids
-of the ChatML ones.
+"""Fills tests/golden/chat.json: what transformers' apply_chat_template writes for the templates and
+the chats that stand there, and the ids of the ChatML ones.
 
 Needs: pip install transformers jinja2
 

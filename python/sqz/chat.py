@@ -1,4 +1,4 @@
-"""The texts around the turns of a model's chat template, which `sqz-index build --chat-format` takes.
+"""The texts around the turns of a model's chat template, which `sqz-index build --chat` takes.
 
     python -m sqz.chat MODEL > F.json
 

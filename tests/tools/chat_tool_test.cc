@@ -12,9 +12,7 @@ using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
 const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
-const std::string kTemplate =
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+const std::string kBefore = "<|im_start|>system\n";
 const std::string kBetween = "<|im_end|>\n<|im_start|>user\n";
 const std::string kAfter = "<|im_end|>\n<|im_start|>assistant\n";
 
@@ -36,13 +34,17 @@ class ChatTool : public ToolTest {
       file["added_tokens"].push_back({{"id", id}, {"content", token}, {"special", true}});
     }
     write_all(path("m/tokenizer.json"), file.dump());
-    write_all(path("m/tokenizer_config.json"),
-              Json({{"chat_template", kTemplate}, {"eos_token", "<|end_of_text|>"}}).dump());
+    write_format({"<|im_end|>", "<|end_of_text|>"});
     std::string text;
     for (int i = 0; i < 120; ++i) text += concat("House ", i * i % 31, " by the sea.\n");
     write_all(path("a.txt"), text + "He said <|im_end|> and went.\n");
   }
 
+  void write_format(const std::vector<std::string>& end) const {
+    write_all(
+        path("F.json"),
+        Json({{"before", kBefore}, {"between", kBetween}, {"after", kAfter}, {"end", end}}).dump());
+  }
   Json build(const std::string& output, const std::string& more) const {
     return expect({concat("sqz-index build -m m -o ", output, " ", more)});
   }
@@ -62,14 +64,13 @@ class ChatTool : public ToolTest {
 };
 
 TEST_F(ChatTool, TheContextStandsInTheSystemTurn) {
-  build("chat.sqz", "a.txt --chat");
-  const auto ids = ids_of({{"<|im_start|>system\n"}, {read_all(path("a.txt")), false}});
+  build("chat.sqz", "a.txt --chat F.json");
+  const auto ids = ids_of({{kBefore}, {read_all(path("a.txt")), false}});
   EXPECT_EQ(std::count(ids.begin(), ids.end(), 8191), 0);
   ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
   build("ids.sqz", "--tokens ids.npy");
   EXPECT_EQ(info("chat.sqz")["tokens_hash"], info("ids.sqz")["tokens_hash"]);
-  EXPECT_EQ(info("chat.sqz")["chat"], (Json{{"name", "chatml"},
-                                            {"before", "<|im_start|>system\n"},
+  EXPECT_EQ(info("chat.sqz")["chat"], (Json{{"before", kBefore},
                                             {"between", kBetween},
                                             {"after", kAfter},
                                             {"end", {"<|im_end|>", "<|end_of_text|>"}},
@@ -78,7 +79,7 @@ TEST_F(ChatTool, TheContextStandsInTheSystemTurn) {
 }
 
 TEST_F(ChatTool, QuestionsStandInTheUsersTurn) {
-  build("chat.sqz", "a.txt --chat");
+  build("chat.sqz", "a.txt --chat F.json");
   build("plain.sqz", "a.txt");
   const std::string turns = kBetween + "Where?" + kAfter;
   const Json asked = generate("chat.sqz", "Where?")["tokens"];
@@ -90,13 +91,8 @@ TEST_F(ChatTool, QuestionsStandInTheUsersTurn) {
 }
 
 TEST_F(ChatTool, AnAnswerEndsWithItsTurn) {
-  const auto format = [&](const std::vector<std::string>& end) {
-    const Json turns = {
-        {"before", "<|im_start|>"}, {"between", kBetween}, {"after", kAfter}, {"end", end}};
-    write_all(path("F.json"), turns.dump());
-  };
-  format({});
-  build("a.sqz", "a.txt --chat-format F.json");
+  write_format({});
+  build("a.sqz", "a.txt --chat F.json");
   const std::vector<int32_t> tokens = generate("a.sqz", "Where?")["tokens"];
   ASSERT_EQ(tokens.size(), 8u);
   std::string ends;
@@ -104,8 +100,8 @@ TEST_F(ChatTool, AnAnswerEndsWithItsTurn) {
   for (const auto& [token, id] : file["model"]["vocab"].items()) {
     if (id == tokens[5]) ends = token;
   }
-  format({ends});
-  build("a.sqz", "a.txt --chat-format F.json --force");
+  write_format({ends});
+  build("a.sqz", "a.txt --chat F.json --force");
   const Json ended = generate("a.sqz", "Where?");
   EXPECT_EQ(ended["stop_reason"], "stop");
   const auto first = std::find(tokens.begin(), tokens.end(), tokens[5]);
@@ -114,27 +110,22 @@ TEST_F(ChatTool, AnAnswerEndsWithItsTurn) {
 
 TEST_F(ChatTool, CalibratesWithQuestionsInTheirTurn) {
   write_all(path("q.txt"), "Who was by the sea?\n");
-  build("a.sqz", "a.txt --chat");
+  build("a.sqz", "a.txt --chat F.json");
   const auto ids = ids_of({{kBetween}, {"Who was by the sea?", false}, {kAfter}});
   const std::string source = concat("prompts: 1 prompts, ", ids.size(), " tokens");
   const Json calibrated = expect({"sqz-index calibrate a.sqz -m m --prompts q.txt"});
   EXPECT_THAT(calibrated["source"].get<std::string>(), HasSubstr(source));
-  EXPECT_EQ(info("a.sqz")["chat"]["name"], "chatml");
+  EXPECT_EQ(info("a.sqz")["chat"]["between"], kBetween);
 }
 
 TEST_F(ChatTool, RefusesContextsWithoutTurns) {
   ASSERT_TRUE(
       testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids_of({{"House"}}), false).ok());
-  write_all(path("F.json"),
-            Json({{"before", ""}, {"between", ""}, {"after", ""}, {"end", {"<|none|>"}}}).dump());
+  write_format({"<|none|>"});
   const std::string command = "sqz-index build -m m -o x.sqz ";
-  expect_all({{command + "--tokens ids.npy --chat", 2, {"pass texts with --chat"}},
-              {command + "a.txt --chat-format none.json", 3, {"none.json"}},
-              {command + "a.txt --chat-format F.json", 3, {"<|none|>"}}});
-  write_all(path("m/tokenizer_config.json"), R"({"chat_template": "{{ messages }}"})");
-  expect({command + "a.txt --chat", 3, {"--chat-format F.json"}});
-  write_all(path("m/tokenizer_config.json"), "{}");
-  expect({command + "a.txt --chat", 3, {"no chat template"}});
+  expect_all({{command + "--tokens ids.npy --chat F.json", 2, {"pass texts with --chat"}},
+              {command + "a.txt --chat none.json", 3, {"none.json"}},
+              {command + "a.txt --chat F.json", 3, {"<|none|>"}}});
   EXPECT_FALSE(fs::exists(path("x.sqz")));
 }
 

@@ -4,7 +4,8 @@
 
 #include <filesystem>
 
-#include "formats/chat_format.h"
+#include "formats/base/file.h"
+#include "formats/base/json.h"
 
 namespace sqz {
 
@@ -19,11 +20,14 @@ Status check_model_folder(const std::string& path) {
 }
 
 void warn_of_chat_template(const std::string& path) {
-  const auto text = read_chat_template(path);
-  if (!text.ok() || text->empty()) return;
+  const auto text = read_text_file(Env::posix(), path + "/tokenizer_config.json");
+  const auto config = text.ok() ? parse_json(*text, path) : JsonDocument();
+  const JsonValue* found = config.ok() ? config->root().find("chat_template") : nullptr;
+  const bool in_config = found != nullptr && !found->is_null();
+  if (!in_config && !fs::exists(path + "/chat_template.jinja")) return;
   spdlog::warn(
       "{}: the model has a chat template, which is not applied: texts and prompts are taken "
-      "as they are, turn markers included; sqz-index build --chat applies it",
+      "as they are, turn markers included; sqz-index build --chat F.json applies it",
       path);
 }
 

@@ -62,7 +62,7 @@ Result<std::optional<ChatFormat>> open_chat(const GenerateArguments& arguments) 
   if (!chat && arguments.chat) {
     return Status(Code::kMismatch, concat(arguments.index,
                                           ": the index was built without --chat, so its text is "
-                                          "not in a turn; build it with --chat"));
+                                          "not in a turn; build it with --chat F.json"));
   }
   if (!chat) warn_of_chat_template(arguments.model);
   return chat;

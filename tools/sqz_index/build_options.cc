@@ -10,8 +10,8 @@ void refuse_unused(CLI::App& app) {
   const auto exclude = [&](const char* name, std::initializer_list<const char*> others) {
     for (const char* other : others) app.get_option(name)->excludes(app.get_option(other));
   };
-  exclude("--capture", {"TEXT", "--model", "--tokens", "--max-tokens", "--chat", "--chat-format",
-                        "--run-dtype", "--heavy-hitters"});
+  exclude("--capture", {"TEXT", "--model", "--tokens", "--max-tokens", "--chat", "--run-dtype",
+                        "--heavy-hitters"});
   exclude("--manifest", {"TEXT", "--tokens", "--capture"});
   exclude("--qmodel", {"--partition", "--levels", "--level-fractions", "--coarse-keep",
                        "--iterations", "--engine"});
@@ -95,10 +95,8 @@ void add_code_options(CLI::App& app, CompressOptions& options) {
 
 void add_build_options(CLI::App& app, BuildArguments& arguments) {
   add_source_options(app, arguments.source);
-  app.add_flag("--chat", arguments.source.chat,
-               "Put the texts into a turn of the model's chat template");
-  app.add_option("--chat-format", arguments.source.chat_format,
-                 "--chat, with the texts around the turns in this file")
+  app.add_option("--chat", arguments.source.chat,
+                 "Put the texts into a turn of a chat; F has the texts around the turns")
       ->type_name("F.json");
   app.add_option("--capture", arguments.capture, "Keys and values (.h5) instead of a model");
   app.add_option("--manifest", arguments.manifest, "A corpus (.jsonl): one index a line");

@@ -6,10 +6,9 @@
 namespace sqz {
 namespace {
 
-Result<ChatFormat> load_chat(const SourceOptions& options) {
-  if (options.chat_format.empty()) return load_chat_format(options.model);
-  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(Env::posix(), options.chat_format));
-  return parse_chat_format(text, options.chat_format);
+Result<ChatFormat> load_chat(const std::string& path) {
+  SQZ_ASSIGN_OR_RETURN(const std::string text, read_text_file(Env::posix(), path));
+  return parse_chat_format(text, path);
 }
 
 }  // namespace
@@ -28,7 +27,7 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
 
 std::vector<std::string> named_files(const SourceOptions& options) {
   std::vector<std::string> out = options.texts;
-  out.insert(out.end(), {options.tokens, options.chat_format});
+  out.insert(out.end(), {options.tokens, options.chat});
   return out;
 }
 
@@ -44,8 +43,8 @@ Result<Source> Source::open(const SourceOptions& options, bool tokenizer) {
   out.model_ = checkpoint->config();
   if (!tokenizer) return out;
   SQZ_ASSIGN_OR_RETURN(out.tokenizer_, Tokenizer::load(options.model));
-  if (options.chat || !options.chat_format.empty()) {
-    SQZ_ASSIGN_OR_RETURN(out.chat_, load_chat(options));
+  if (!options.chat.empty()) {
+    SQZ_ASSIGN_OR_RETURN(out.chat_, load_chat(options.chat));
     SQZ_RETURN_IF_ERROR(end_tokens(*out.tokenizer_, *out.chat_).status());
   } else {
     warn_of_chat_template(options.model);
@@ -57,7 +56,7 @@ Result<FixedTokens> Source::read(const std::vector<std::string>& texts,
                                  const std::string& tokens) const {
   FixedTokens out;
   if (!tokens.empty()) {
-    if (options_.chat || !options_.chat_format.empty()) {
+    if (!options_.chat.empty()) {
       return Status(Code::kInvalidArgument,
                     concat(tokens, ": token ids are taken as they are: pass texts with --chat"));
     }

@@ -21,8 +21,7 @@ struct SourceOptions {
   std::vector<std::string> texts;  // files, folders, "-"
   std::string tokens;              // F.npy
   int64_t max_tokens = 0;          // 0: all
-  bool chat = false;               // texts stand in a turn of the model's chat template
-  std::string chat_format;         // or of this file's (.json)
+  std::string chat;                // F.json: the texts around the turns that texts stand in
   std::string run_dtype;           // "f32", "bf16"; empty: f32 on the CPU, bf16 on a GPU
 };
 
