@@ -120,4 +120,28 @@ std::vector<double> JsonFields::numbers(std::string_view key, double low, double
   return out;
 }
 
+std::optional<JsonDifference> first_difference(const JsonValue* left, const JsonValue* right,
+                                               const std::string& name) {
+  const auto text = [](const JsonValue* value) {
+    return value ? JsonText(*value).str() : std::string("nothing");
+  };
+  if (text(left) == text(right)) return std::nullopt;
+  if (left && right && left->is_object() && right->is_object()) {
+    for (const JsonValue* side : {left, right}) {
+      for (const JsonValue& member : side->items()) {
+        const std::string_view key = member.key();
+        const std::string inner = concat(name, name.empty() ? "" : ".", key);
+        if (auto found = first_difference(left->find(key), right->find(key), inner)) return found;
+      }
+    }
+  }
+  if (left && right && left->is_array() && left->size() == right->size()) {
+    for (size_t i = 0; i < left->size(); ++i) {
+      const std::string inner = concat(name, '[', i, ']');
+      if (auto found = first_difference(&(*left)[i], &(*right)[i], inner)) return found;
+    }
+  }
+  return JsonDifference{name, text(left), text(right)};
+}
+
 }  // namespace sqz

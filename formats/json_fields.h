@@ -27,6 +27,7 @@ class JsonFields {
   // Whether the field is there, null or not: some defaults of Hugging Face tell the two apart.
   bool mentions(std::string_view key) const { return object_.find(key) != nullptr; }
   const std::string& label() const { return label_; }
+  const JsonValue& json() const { return object_; }
   // The name of a field of the object, as messages write it.
   std::string name(std::string_view key) const { return prefix_ + std::string(key); }
 
@@ -50,6 +51,16 @@ class JsonFields {
   std::vector<int64_t> integers(std::string_view key, int64_t low, int64_t high);
   std::vector<double> numbers(std::string_view key, double low, double high);
 
+  // out = from_json(the value of `key`, its label), which is a Result.
+  template <class T, class Parse>
+  void parse(std::string_view key, T& out, Parse from_json) {
+    const JsonValue* field = value(key);
+    if (field == nullptr || !status_.ok()) return;
+    auto result = from_json(*field, concat(label_, ": ", name(key)));
+    complain_of(result.status());
+    if (result.ok()) out = *std::move(result);
+  }
+
   // Keep a complaint about `key`, if none is kept yet. complain() reads the value that was found.
   void complain(std::string_view key, std::string_view expected, Code code = Code::kCorrupt);
   void complain_of(std::string_view key, std::string_view found, std::string_view expected,
@@ -72,5 +83,13 @@ Result<JsonDocument> parse_json_object(std::string_view text, std::string_view l
 
 // kCorrupt "LABEL: found VALUE, expected EXPECTED".
 Status unexpected(const JsonValue& found, std::string_view label, std::string_view expected);
+
+// The first leaf in which two values differ, and its text in both: "nothing" if it is absent (or
+// the pointer null).
+struct JsonDifference {
+  std::string name, left, right;  // "rope.theta", "window[2]"
+};
+std::optional<JsonDifference> first_difference(const JsonValue* left, const JsonValue* right,
+                                               const std::string& name = "");
 
 }  // namespace sqz

@@ -27,7 +27,7 @@ void each_number(Rope& rope, Visit visit) {
   visit("high_freq_factor", rope.high_freq_factor, 0.0, kHuge);
   visit("beta_fast", rope.beta_fast, 0.0, kHuge);
   visit("beta_slow", rope.beta_slow, 0.0, kHuge);
-  visit("attention_factor", rope.attention_factor, 0.0, kHuge);
+  visit("attention_factor", rope.attention_factor, kTiny, kHuge);
 }
 
 JsonText rope_to_json(const RopeDescription& rope) {
@@ -63,24 +63,6 @@ std::vector<int64_t> windows(const ModelDescription& model) {
   return all;
 }
 
-// Says which leaf is the first that differs, with both values; empty if none does. Both values are
-// from to_json(), so that objects have the same keys.
-std::string first_difference(const JsonValue& index, const JsonValue& model,
-                             const std::string& name) {
-  const std::string index_text = JsonText(index).str(), model_text = JsonText(model).str();
-  if (index_text == model_text) return {};
-  if (index.is_object() || (index.is_array() && index.size() == model.size())) {
-    for (size_t i = 0; i < index.size(); ++i) {
-      const std::string item = index.is_array() ? concat("[", i, "]")
-                               : name.empty()   ? std::string(index[i].key())
-                                                : concat(".", index[i].key());
-      const std::string found = first_difference(index[i], model[i], name + item);
-      if (!found.empty()) return found;
-    }
-  }
-  return concat(name, ": the index was built for ", index_text, ", this model has ", model_text);
-}
-
 }  // namespace
 
 JsonText to_json(const ModelDescription& model) {
@@ -109,24 +91,12 @@ Result<ModelDescription> model_from_json(const JsonValue& json, const std::strin
   model.max_positions = fields.integer("max_positions", 0, kMaxPositions);
   model.weights_hash = fields.text("weights_hash");
   model.attention_scale = fields.number("attention_scale", kTiny, kHuge);
-  const JsonValue* rope = fields.value("rope");
-  const JsonValue* window = fields.value("sliding_window");
-  if (!fields.status().ok()) return fields.status();
-
-  SQZ_ASSIGN_OR_RETURN(model.rope, rope_from_json(*rope, label + ": rope"));
-  if (!window->is_array() || window->size() != static_cast<size_t>(model.layers)) {
+  model.sliding_window = fields.integers("sliding_window", 0, kMaxPositions);
+  if (std::ssize(model.sliding_window) != model.layers) {
     fields.complain("sliding_window", concat("an array of ", model.layers, ", one window a layer"));
-    return fields.status();
   }
-  for (const JsonValue& tokens : window->items()) {
-    const auto value = tokens.integer(0, kMaxPositions);
-    if (!value) {
-      fields.complain_of("sliding_window", found_text(tokens),
-                         concat("an integer in [0, ", kMaxPositions, "]"));
-      return fields.status();
-    }
-    model.sliding_window.push_back(*value);
-  }
+  fields.parse("rope", model.rope, rope_from_json);
+  SQZ_RETURN_IF_ERROR(fields.status());
   return model;
 }
 
@@ -138,9 +108,11 @@ std::string fingerprint(const ModelDescription& model) {
 Status check_same_model(const ModelDescription& index_model, const ModelDescription& model,
                         const std::string& index_path) {
   const JsonDocument index = to_json(index_model).parsed(), asked = to_json(model).parsed();
-  const std::string difference = first_difference(index.root(), asked.root(), "");
-  if (difference.empty()) return {};
-  return {Code::kMismatch, concat(index_path, ": not an index of this model: ", difference)};
+  const auto difference = first_difference(&index.root(), &asked.root());
+  if (!difference) return {};
+  return {Code::kMismatch, concat(index_path, ": not an index of this model: ", difference->name,
+                                  ": the index was built for ", difference->left,
+                                  ", this model has ", difference->right)};
 }
 
 }  // namespace sqz

@@ -6,9 +6,6 @@
 
 #include "formats/base/checked.h"
 #include "formats/container_writer.h"
-#include "formats/json_fields.h"
-#include "formats/metadata_strings.h"
-#include "formats/sqz_checksums.h"
 #include "formats/sqz_layout.h"
 
 namespace sqz {
@@ -85,152 +82,85 @@ std::map<std::string, std::string> to_strings(const QmodelFile& f) {
   return out;
 }
 
-Result<std::vector<int64_t>> parse_dense(const JsonValue& json, const std::string& label) {
-  if (!json.is_array()) return unexpected(json, label, "an array");
-  std::vector<int64_t> out;
-  for (const JsonValue& layer : json.items()) {
-    const auto number = layer.integer(0, kMaxKeys);
-    if (!number) return unexpected(layer, label, "the number of a layer");
-    out.push_back(*number);
-  }
-  return out;
-}
-
-Result<JsonMembers> parse_training(const JsonValue& json, const std::string& label) {
-  if (!json.is_object()) return unexpected(json, label, "an object");
-  JsonMembers out;
-  for (const JsonValue& member : json.items()) out.emplace(member.key(), JsonText(member));
-  return out;
-}
-
-Result<std::vector<QmodelRecall>> parse_recall(const JsonValue& json, const std::string& label) {
-  if (!json.is_array()) return unexpected(json, label, "an array");
-  std::vector<QmodelRecall> out;
-  for (const JsonValue& row : json.items()) {
-    JsonFields fields(row, label);
-    out.push_back({fields.number("selectivity", 0, 1), fields.number("recall", 0, 1)});
-    SQZ_RETURN_IF_ERROR(fields.status());
-  }
-  return out;
-}
-
-Result<QmodelFile> qmodel_from_strings(const std::map<std::string, std::string>& strings,
-                                       const std::string& path) {
-  MetadataStrings in(strings, path);
+Result<QmodelFile> read_fields(JsonFields in) {
   QmodelFile out;
   out.buckets = in.integer("buckets", 2, kMaxUnits);
   out.hidden = in.integer("hidden", 1, kMaxUnits);
   out.recent = in.integer("recent", 0, kMaxKeys);
   check_logits(in, "train the query classifier again");
-  const std::string dtype = in.string("dtype");
-  const auto known = dtype_from_name(dtype);
-  if (!known) in.fail("dtype", in_quotes(dtype), "F32 or BF16");
-  out.dtype = known.value_or(DType::kF32);
+  const auto dtype = dtype_from_name(in.text("dtype"));
+  if (dtype != DType::kF32 && dtype != DType::kBF16) in.complain("dtype", "F32 or BF16");
+  out.dtype = dtype.value_or(DType::kF32);
   if (in.has(kRopedCentroids)) {
-    in.fail(kRopedCentroids, in_quotes(in.string(kRopedCentroids)),
-            "no such key: train the query classifier again");
+    in.complain(kRopedCentroids, "no such key: train the query classifier again");
   }
-  in.parse("dense", out.dense, parse_dense);
-  in.parse("training", out.training, parse_training);
-  in.parse("recall", out.recall, parse_recall);
   read_origin(in, out);
-  if (!in.status().ok()) return in.status();
+  out.dense = in.integers("dense", 0, std::max<int64_t>(out.model.layers - 1, 0));
+  const auto rises = [](int64_t a, int64_t b) { return a >= b; };
+  if (std::adjacent_find(out.dense.begin(), out.dense.end(), rises) != out.dense.end() ||
+      std::ssize(out.dense) == out.model.layers) {
+    in.complain("dense", "ascending layers, not all of them");
+  }
+  JsonFields training = in.object("training");
+  in.complain_of(training.status());
+  for (const JsonValue& member : training.json().items()) {
+    out.training.emplace(member.key(), JsonText(member));
+  }
+  const JsonValue* recall = in.array("recall");
+  double last = 0;
+  for (size_t i = 0; recall != nullptr && i < recall->size(); ++i) {
+    JsonFields row = in.element("recall", i);
+    out.recall.push_back({row.number("selectivity", 0, 1), row.number("recall", 0, 1)});
+    if (out.recall.back().selectivity <= last) row.complain("selectivity", "ascending numbers");
+    last = out.recall.back().selectivity;
+    in.complain_of(row.status());
+  }
+  SQZ_RETURN_IF_ERROR(in.status());
   return out;
 }
 
-// Ranges, and that the fields fit each other.
-Status check_fields(const QmodelFile& f, const Refuse& refuse) {
-  SQZ_RETURN_IF_ERROR(check_tokenizer_hash(refuse, f.tokenizer_hash));
-  SQZ_RETURN_IF_ERROR(check_range(refuse, "buckets", f.buckets, 2, kMaxUnits));
-  SQZ_RETURN_IF_ERROR(check_range(refuse, "hidden", f.hidden, 1, kMaxUnits));
-  SQZ_RETURN_IF_ERROR(check_range(refuse, "recent", f.recent, 0, kMaxKeys));
-  if (f.dtype != DType::kF32 && f.dtype != DType::kBF16) {
-    return refuse("dtype", dtype_name(f.dtype), "F32 or BF16");
-  }
-  int64_t previous = -1;
-  for (const int64_t layer : f.dense) {
-    if (layer <= previous || layer >= f.model.layers) {
-      return refuse("dense", concat(layer, " after ", previous),
-                    concat("ascending layers below ", f.model.layers));
-    }
-    previous = layer;
-  }
-  if (std::ssize(f.dense) == f.model.layers) {
-    return refuse("dense", "every layer", "at least one layer with buckets");
-  }
-  double last = 0;
-  for (const QmodelRecall& row : f.recall) {
-    if (!(row.selectivity > last && row.selectivity <= 1)) {
-      return refuse("recall: selectivity", concat(row.selectivity, " after ", last),
-                    "ascending numbers in (0, 1]");
-    }
-    if (!(row.recall >= 0 && row.recall <= 1)) {
-      return refuse("recall: recall", row.recall, "a number in [0, 1]");
-    }
-    last = row.selectivity;
-  }
-  return {};
-}
-
 // Every bucket's centroid has length 1.
-void check_centroids(const QmodelFile& f, const std::string& tensor,
-                     const std::vector<float>& centroids, Problems& problems) {
-  const auto d = static_cast<size_t>(f.model.head_dim);
+Status check_centroids(const QmodelFile& f, const std::string& tensor,
+                       const std::vector<float>& centroids, const Refuse& refuse) {
+  const auto d = static_cast<size_t>(f.model.head_dim), c = static_cast<size_t>(f.buckets);
   for (size_t row = 0; row * d < centroids.size(); ++row) {
     double square = 0;
     for (size_t i = 0; i < d; ++i) square += std::pow(double{centroids[row * d + i]}, 2);
     if (std::abs(std::sqrt(square) - 1) <= kUnitTolerance) continue;
-    const auto c = static_cast<size_t>(f.buckets);
-    note(problems, bad_field(tensor, concat("KV head ", row / c, ", bucket ", row % c, ": length"),
-                             std::sqrt(square), "1"));
-    return;
+    return refuse(concat(tensor, ": KV head ", row / c, ", bucket ", row % c, ": length"),
+                  std::sqrt(square), "1");
   }
-}
-
-Result<QmodelFile> open_qmodel(const std::string& path, Env& env, VerifyReport& report) {
-  SQZ_ASSIGN_OR_RETURN(const SqzContainer container,
-                       open_container(path, FileKind::kQmodel, OpenMode::kMmap, env));
-  SQZ_ASSIGN_OR_RETURN(QmodelFile f, qmodel_from_strings(container.header.metadata, path));
-  SQZ_RETURN_IF_ERROR(check_fields(f, Refuse{path + ": __metadata__"}));
-  f.layers.resize(static_cast<size_t>(f.model.layers));
-  SQZ_RETURN_IF_ERROR(match_tensors(container.header, plan(f, path), path));
-  report = check_tensors(container);
-  each_tensor(f,
-              [&](const std::string& name, std::vector<float>& values, const Dims&, int64_t layer) {
-                const DType dtype = stored_type(f, name);
-                const std::string tensor = tensor_name(layer, name);
-                const std::span<const std::byte> bytes = container.tensor(tensor);
-                values.resize(bytes.size() / static_cast<size_t>(dtype_size(dtype)));
-                to_floats(bytes.data(), dtype, std::ssize(values), values.data());
-                if (name == kCentroids) check_centroids(f, tensor, values, report.problems);
-              });
-  return f;
+  return {};
 }
 
 Status check_to_write(const QmodelFile& f, const std::string& path) {
   const Refuse refuse{path, Code::kInvalidArgument};
-  SQZ_RETURN_IF_ERROR(check_fields(f, refuse));
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, metadata_json(to_strings(f), path));
+  const Status fields = read_fields(JsonFields(json.root(), path)).status();  // as a reader will
+  if (!fields.ok()) return Status(refuse.code, fields.message());
   if (std::ssize(f.layers) != f.model.layers) {
     return refuse("layers", f.layers.size(), f.model.layers);
   }
-  Problems problems;
+  Status status;
   for (int64_t l = 0; l < f.model.layers; ++l) {
     const auto check = [&](const std::string& name, const std::vector<float>& values, Dims dims) {
       const std::string tensor = tensor_name(l, name);
       dims.push_back(f.model.kv_heads);
       const int64_t expected = is_dense(f, l) ? 0 : checked_elements(dims).value_or(-1);
+      const bool finite =
+          std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+      if (!status.ok()) return;
       if (std::ssize(values) != expected) {
-        note(problems, bad_field(tensor, "values", values.size(), expected));
-      } else if (!std::all_of(values.begin(), values.end(),
-                              [](float x) { return std::isfinite(x); })) {
-        note(problems, bad_field(tensor, "values", "NaN or infinity", "finite numbers"));
+        status = refuse(tensor + ": values", values.size(), expected);
+      } else if (!finite) {
+        status = refuse(tensor + ": values", "NaN or infinity", "finite numbers");
       } else if (name == kCentroids) {
-        check_centroids(f, tensor, values, problems);
+        status = check_centroids(f, tensor, values, refuse);
       }
     };
     each_field(f, f.layers[static_cast<size_t>(l)], check);
   }
-  return first_of(problems, path, Code::kInvalidArgument);
+  return status;
 }
 
 }  // namespace
@@ -271,16 +201,29 @@ ClassifierView view_of(const QmodelLayer& layer, int64_t hidden) {
 }
 
 Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env) {
-  VerifyReport report;
-  SQZ_ASSIGN_OR_RETURN(QmodelFile out, open_qmodel(path, env, report));
-  SQZ_RETURN_IF_ERROR(first_of(report.problems, path, Code::kCorrupt));
-  return out;
-}
-
-Result<VerifyReport> verify_qmodel_file(const std::string& path, Env& env) {
-  VerifyReport report;
-  SQZ_RETURN_IF_ERROR(open_qmodel(path, env, report).status());
-  return report;
+  SQZ_ASSIGN_OR_RETURN(const SqzContainer container,
+                       open_container(path, FileKind::kQmodel, OpenMode::kMmap, env));
+  SQZ_ASSIGN_OR_RETURN(QmodelFile f, read_fields(container.fields()));
+  f.layers.resize(static_cast<size_t>(f.model.layers));
+  SQZ_RETURN_IF_ERROR(match_tensors(container.header, plan(f, path), path));
+  TensorCheck check(container);
+  SQZ_RETURN_IF_ERROR(check.init());
+  for (const TensorInfo& tensor : container.header.tensors) {
+    SQZ_RETURN_IF_ERROR(check.run(tensor, {}));
+  }
+  Status status;
+  each_tensor(f,
+              [&](const std::string& name, std::vector<float>& values, const Dims&, int64_t layer) {
+                const DType dtype = stored_type(f, name);
+                const std::string tensor = tensor_name(layer, name);
+                const std::span<const std::byte> bytes = container.tensor(tensor);
+                values.resize(bytes.size() / static_cast<size_t>(dtype_size(dtype)));
+                to_floats(bytes.data(), dtype, std::ssize(values), values.data());
+                if (name != kCentroids || !status.ok()) return;
+                status = check_centroids(f, tensor, values, Refuse{path});
+              });
+  SQZ_RETURN_IF_ERROR(status);
+  return f;
 }
 
 }  // namespace sqz

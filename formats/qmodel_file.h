@@ -63,7 +63,4 @@ Result<uint64_t> write_qmodel_file(Env& env, const std::string& path, bool repla
 // whole query classifier.
 Result<QmodelFile> read_qmodel_file(const std::string& path, Env& env = Env::posix());
 
-// Every problem of the contents of a file whose header is right.
-Result<VerifyReport> verify_qmodel_file(const std::string& path, Env& env = Env::posix());
-
 }  // namespace sqz

@@ -1,12 +1,11 @@
 #include "formats/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <numeric>
+#include <tuple>
 
 #include "formats/base/checked.h"
-#include "formats/base/json.h"
 #include "formats/json_fields.h"
 
 namespace sqz {
@@ -14,163 +13,64 @@ namespace {
 
 constexpr uint64_t kMaxHeader = 100'000'000;  // the limit of the reference implementation
 
-// Decodes the header while it is read: no document is built, so that opening stays cheap.
-class HeaderHandler : public JsonVisitor {
- public:
-  HeaderHandler(SafetensorsHeader& header, std::string_view path) : header_(header), path_(path) {}
-
-  Status scalar(const JsonValue& value) override {
-    const auto number = value.unsigned_integer();
-    if (place_ == Place::kShape && number && std::in_range<int64_t>(*number)) {
-      tensor_.shape.push_back(static_cast<int64_t>(*number));
-      return {};
+// `offset` is relative to the data: it is made absolute once all tensors are known.
+Result<TensorInfo> read_tensor(const JsonValue& json, std::string_view path) {
+  constexpr std::string_view kFields[] = {"dtype", "shape", "data_offsets"};
+  const auto refuse = [&](std::string_view key, const std::string& found,
+                          const std::string& expected) {
+    return Refuse{path}(concat("tensor ", in_quotes(json.key()), ": ", key), found, expected);
+  };
+  const auto unexpected_field = [&](std::string_view key, const std::string& expected) {
+    const JsonValue* field = json.find(key);
+    return refuse(key, field == nullptr ? "nothing" : found_text(*field), expected);
+  };
+  for (const JsonValue& member : json.items()) {
+    const auto known = std::find(std::begin(kFields), std::end(kFields), member.key());
+    if (known == std::end(kFields)) {
+      return refuse(in_quotes(member.key()), found_text(member), "dtype, shape and data_offsets");
     }
-    if (place_ == Place::kOffsets && number && range_.size() < 2) {
-      range_.push_back(*number);
-      return {};
-    }
-    if (place_ == Place::kMetadata && value.is_string()) {
-      return header_.metadata.emplace(key_, value.string()).second ? Status() : duplicate();
-    }
-    if (place_ == Place::kTensor && key_ == "dtype" && value.is_string()) {
-      const auto dtype = dtype_from_name(value.string());
-      if (!dtype) return unexpected(in_quotes(value.string()));
-      tensor_.dtype = *dtype;
-      return {};
-    }
-    return unexpected(found_text(value));
   }
-
-  Status key(std::string_view name) override {
-    key_ = name;
-    if (place_ != Place::kTensor) return {};
-    const auto field =
-        static_cast<size_t>(std::find(kFields.begin(), kFields.end(), name) - kFields.begin());
-    if (field == kFields.size()) return fail(in_quotes(key_), "dtype, shape and data_offsets only");
-    return std::exchange(seen_[field], true) ? duplicate() : Status();
+  TensorInfo tensor;
+  tensor.name = json.key();
+  const JsonValue *type = json.find("dtype"), *shape = json.find("shape"),
+                  *offsets = json.find("data_offsets");
+  const auto dtype = dtype_from_name(type == nullptr ? "" : type->string());
+  if (!dtype) {
+    return unexpected_field("dtype",
+                            "BOOL, U8, I8, U16, I16, F16, BF16, U32, I32, F32, U64, I64 "
+                            "or F64");
   }
-
-  Status open(bool object) override {
-    if (!object) return open_array();
-    if (place_ == Place::kStart) {
-      place_ = Place::kTop;
-      return {};
-    }
-    if (place_ != Place::kTop) return unexpected("an object");
-    if (key_ == "__metadata__") {
-      if (seen_metadata_) return duplicate();
-      seen_metadata_ = true;
-      place_ = Place::kMetadata;
-      return {};
-    }
-    place_ = Place::kTensor;
-    tensor_ = {};
-    tensor_.name = std::move(key_);
-    key_.clear();
-    seen_ = {};
-    return {};
+  tensor.dtype = *dtype;
+  if (shape == nullptr || !shape->is_array()) return unexpected_field("shape", "an array");
+  for (const JsonValue& size : shape->items()) {
+    const auto number = size.integer(0, INT64_MAX);
+    if (!number) return refuse("shape", found_text(size), "integers in [0, 2^63)");
+    tensor.shape.push_back(*number);
   }
-
-  Status close(bool object) override {
-    if (!object) {
-      if (place_ == Place::kOffsets && range_.size() != 2) return unexpected("one number or none");
-      place_ = Place::kTensor;
-      return {};
-    }
-    if (place_ == Place::kTensor) SQZ_RETURN_IF_ERROR(finish_tensor());
-    place_ = place_ == Place::kTop ? Place::kEnd : Place::kTop;
-    return {};
+  const bool two = offsets != nullptr && offsets->is_array() && offsets->size() == 2;
+  const auto begin = two ? (*offsets)[0].integer(0, INT64_MAX) : std::nullopt;
+  const auto end = two ? (*offsets)[1].integer(0, INT64_MAX) : std::nullopt;
+  if (!begin || !end || *begin > *end) {
+    return unexpected_field("data_offsets",
+                            "two integers in [0, 2^63), of which the first is not "
+                            "above the second");
   }
-
-  Status not_valid(const std::string& what) const override {
-    const char* header = field().starts_with("header") ? ": " : ": header: ";
-    return {Code::kCorrupt, concat(path_, header, field(), ": not valid JSON: ", what)};
+  const auto count = checked_elements(tensor.shape);
+  const auto bytes = count ? checked_mul(*count, dtype_size(tensor.dtype)) : std::nullopt;
+  if (!bytes) return refuse("shape", shape_text(tensor.shape), "a size below 2^63 bytes");
+  if (*end - *begin != *bytes) {
+    return refuse("data_offsets", concat(*end - *begin, " bytes"),
+                  concat(*bytes, " for ", dtype_name(tensor.dtype), shape_text(tensor.shape)));
   }
+  tensor.offset = static_cast<uint64_t>(*begin);
+  tensor.bytes = static_cast<uint64_t>(*bytes);
+  return tensor;
+}
 
- private:
-  Status open_array() {
-    if (place_ == Place::kTensor && key_ == "shape") {
-      place_ = Place::kShape;
-    } else if (place_ == Place::kTensor && key_ == "data_offsets") {
-      place_ = Place::kOffsets;
-      range_.clear();
-    } else {
-      return unexpected("an array");
-    }
-    return {};
-  }
-
-  enum class Place { kStart, kTop, kMetadata, kTensor, kShape, kOffsets, kEnd };
-  static constexpr std::array<std::string_view, 3> kFields = {"dtype", "shape", "data_offsets"};
-
-  // What the value at hand belongs to, as messages name it.
-  std::string field() const {
-    if (place_ == Place::kStart || place_ == Place::kEnd) return "header";
-    if (place_ == Place::kTop) return concat("header: ", in_quotes(key_));
-    if (place_ == Place::kMetadata) return concat("header: __metadata__: ", in_quotes(key_));
-    return concat("tensor ", in_quotes(tensor_.name), key_.empty() ? "" : ": ", key_);
-  }
-
-  const char* expected() const {
-    if (place_ == Place::kMetadata) return "a string";
-    if (place_ == Place::kShape) return "integers in [0, 2^63)";
-    if (place_ == Place::kOffsets) return "two integers in [0, 2^64)";
-    if (place_ != Place::kTensor) return "an object";
-    return key_ == "dtype"   ? "a dtype: BOOL, U8, I8, U16, I16, F16, BF16, U32, I32, F32, "
-                               "U64, I64 or F64"
-           : key_ == "shape" ? "an array of integers"
-                             : "an array of two integers";
-  }
-
-  Status fail(const std::string& found, const std::string& wanted) const {
-    return Refuse{path_}(field(), found, wanted);
-  }
-  Status unexpected(const std::string& found) const { return fail(found, expected()); }
-  Status duplicate() const { return fail("the key twice", "it once"); }
-
-  Status finish_tensor() {
-    key_.clear();
-    for (size_t i = 0; i < kFields.size(); ++i) {
-      if (!seen_[i]) return fail(concat("no ", kFields[i]), "dtype, shape and data_offsets");
-    }
-    key_ = "data_offsets";
-    const auto [begin, end] = std::pair(range_[0], range_[1]);
-    if (begin > end) return fail(concat("[", begin, ", ", end, "]"), "begin <= end");
-    const auto count = checked_elements(tensor_.shape);
-    const auto bytes = count ? checked_mul(*count, dtype_size(tensor_.dtype)) : std::nullopt;
-    if (!bytes) {
-      key_ = "shape";
-      return fail(shape_text(tensor_.shape), "a size below 2^63 bytes");
-    }
-    if (end - begin != static_cast<uint64_t>(*bytes)) {
-      return fail(concat(end - begin, " bytes"),
-                  concat(*bytes, " for ", dtype_name(tensor_.dtype), shape_text(tensor_.shape)));
-    }
-    tensor_.offset = begin;  // made absolute once all are known
-    tensor_.bytes = end - begin;
-    header_.tensors.push_back(std::move(tensor_));
-    return {};
-  }
-
-  SafetensorsHeader& header_;
-  std::string_view path_;
-  Place place_ = Place::kStart;
-  std::string key_;
-  TensorInfo tensor_;
-  std::array<bool, kFields.size()> seen_{};  // of tensor_, so far
-  std::vector<uint64_t> range_;
-  bool seen_metadata_ = false;
-};
-
-// Sorts by offset and makes sure that the tensors tile [0, data_bytes) without hole or overlap.
+// Makes sure that the tensors, which are in the order of their offsets, tile [0, data_bytes)
+// without hole or overlap, and makes the offsets absolute.
 Status check_tiling(std::vector<TensorInfo>& tensors, uint64_t data_offset, uint64_t data_bytes,
                     std::string_view path) {
-  const auto before = [](const TensorInfo& a, const TensorInfo& b) {
-    return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes);
-  };
-  if (!std::is_sorted(tensors.begin(), tensors.end(), before)) {
-    std::stable_sort(tensors.begin(), tensors.end(), before);
-  }
   uint64_t end = 0;
   for (TensorInfo& tensor : tensors) {
     if (tensor.offset != end) {
@@ -235,21 +135,37 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> by
 
   SafetensorsHeader header;
   header.data_offset = 8 + length;
-  HeaderHandler handler(header, path);
-  SQZ_RETURN_IF_ERROR(visit_json(text, handler));
+  const std::string label = concat(path, ": header");
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json_object(text, label));
+  std::vector<TensorInfo> by_name;  // the members of an object are in the order of their keys
+  for (const JsonValue& member : json.root().items()) {
+    if (member.key() != "__metadata__") {
+      SQZ_ASSIGN_OR_RETURN(TensorInfo tensor, read_tensor(member, path));
+      by_name.push_back(std::move(tensor));
+      continue;
+    }
+    JsonFields metadata(member, concat(label, ": __metadata__"));
+    for (const JsonValue& entry : member.items()) {
+      if (!entry.is_string()) {
+        metadata.complain_of(in_quotes(entry.key()), found_text(entry), "a string");
+      }
+      header.metadata.emplace(entry.key(), entry.string());
+    }
+    SQZ_RETURN_IF_ERROR(metadata.status());
+  }
+  std::vector<uint32_t> by_offset(by_name.size());
+  std::iota(by_offset.begin(), by_offset.end(), 0u);
+  std::sort(by_offset.begin(), by_offset.end(), [&](uint32_t a, uint32_t b) {
+    return std::tuple(by_name[a].offset, by_name[a].bytes, a) <
+           std::tuple(by_name[b].offset, by_name[b].bytes, b);
+  });
+  header.by_name_.resize(by_name.size());
+  for (const uint32_t place : by_offset) {
+    header.by_name_[place] = static_cast<uint32_t>(header.tensors.size());
+    header.tensors.push_back(std::move(by_name[place]));
+  }
   SQZ_RETURN_IF_ERROR(
       check_tiling(header.tensors, header.data_offset, file_size - header.data_offset, path));
-
-  header.by_name_.resize(header.tensors.size());
-  std::iota(header.by_name_.begin(), header.by_name_.end(), 0u);
-  const auto name = [&](uint32_t i) -> const std::string& { return header.tensors[i].name; };
-  std::sort(header.by_name_.begin(), header.by_name_.end(),
-            [&](uint32_t a, uint32_t b) { return name(a) < name(b); });
-  const auto twice = std::adjacent_find(header.by_name_.begin(), header.by_name_.end(),
-                                        [&](uint32_t a, uint32_t b) { return name(a) == name(b); });
-  if (twice != header.by_name_.end()) {
-    return Refuse{path}("tensor " + in_quotes(name(*twice)), "the name twice", "it once");
-  }
   return header;
 }
 

@@ -64,28 +64,19 @@ void drop_old_policies(const IndexMetadata& metadata, Calibration& calibration) 
   keep_first_policy(calibration.coarse, std::max(metadata.levels - 1, 1));
 }
 
-Status parse_calibration_text(const std::string& text, int levels, const std::string& path,
-                              Calibration& calibration) {
-  const std::string label = path + ": __metadata__: calibration";
-  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, parse_json(text, label));
-  JsonFields fields(json.root(), label);
-  calibration.queries = fields.integer("queries", 0, int64_t{1} << 40);
-  calibration.source = fields.text("source");
-  const JsonValue* keep = fields.value("coarse_keep");
-  const auto want = static_cast<size_t>(std::max(levels - 1, 0));
-  if (keep && (!keep->is_array() || keep->size() != want)) {
-    fields.complain("coarse_keep", concat("an array of ", want));
+Result<Calibration> read_calibration(JsonFields metadata, int levels) {
+  JsonFields in = metadata.object(kCalibrationKey);
+  Calibration out;
+  out.queries = in.integer("queries", 0, int64_t{1} << 40);
+  out.source = in.text("source");
+  out.coarse_keep = in.numbers("coarse_keep", 0, 1);
+  const bool positive = std::none_of(out.coarse_keep.begin(), out.coarse_keep.end(),
+                                     [](double fraction) { return fraction == 0; });
+  if (std::ssize(out.coarse_keep) != std::max(levels - 1, 0) || !positive) {
+    in.complain("coarse_keep", concat(std::max(levels - 1, 0), " numbers in (0, 1]"));
   }
-  SQZ_RETURN_IF_ERROR(fields.status());
-  for (const JsonValue& fraction : keep->items()) {
-    const double value = fraction.number();  // 0 if it is none
-    if (!(value > 0.0 && value <= 1.0)) {
-      fields.complain_of("coarse_keep", found_text(fraction), "a number in (0, 1]");
-      return fields.status();
-    }
-    calibration.coarse_keep.push_back(value);
-  }
-  return {};
+  SQZ_RETURN_IF_ERROR(in.status());
+  return out;
 }
 
 std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata) {

@@ -7,8 +7,7 @@
 
 #include "formats/base/checked.h"
 #include "formats/base/hash.h"
-#include "formats/base/json.h"
-#include "formats/metadata_strings.h"
+#include "formats/json_fields.h"
 #include "formats/sqz_file.h"
 
 namespace sqz {
@@ -80,23 +79,20 @@ Status check_header_hash(const SafetensorsHeader& header, std::span<const std::b
 }
 
 // Before the hash, so that a newer or a foreign file is called that, and not damaged.
-Status check_format(const std::map<std::string, std::string>& strings, FileKind want,
-                    const std::string& path) {
-  MetadataStrings in(strings, path);
-  const auto format = strings.find("format");
-  if (format == strings.end() || format->second != "sqz") {
+Status check_format(JsonFields in, FileKind want, const std::string& path) {
+  const JsonValue* format = in.find("format");
+  if (format == nullptr || format->string() != "sqz") {
     return Refuse{path}(
         concat("a safetensors file but not ", kind_of(want).words, ": __metadata__: format"),
-        format == strings.end() ? "nothing" : in_quotes(format->second), "\"sqz\"");
+        format == nullptr ? "nothing" : found_text(*format), "\"sqz\"");
   }
   const int64_t version = in.integer("format_version", 1, INT64_MAX);
-  const std::string producer = in.string("producer"), kind = in.string("kind");
-  SQZ_RETURN_IF_ERROR(in.status());
   const int64_t newest = want == FileKind::kIndex ? kFormatVersion : 1;
-  if (kind != kind_name(want)) {
-    return Refuse{path, Code::kUnsupported}("__metadata__: kind", in_quotes(kind),
-                                            in_quotes(kind_name(want)));
+  const std::string producer = in.text("producer");
+  if (in.text("kind") != kind_name(want)) {
+    in.complain("kind", in_quotes(kind_name(want)), Code::kUnsupported);
   }
+  SQZ_RETURN_IF_ERROR(in.status());
   if (version > newest) {
     return {Code::kUnsupported,
             concat(path, ": format_version: found ", version, " (written by ", in_quotes(producer),
@@ -104,6 +100,30 @@ Status check_format(const std::map<std::string, std::string>& strings, FileKind 
                    " reads: use a newer sqz, or make the file again with this one")};
   }
   return {};
+}
+
+// Neither NaN nor infinity: no number has an exponent of all ones, which `mask` cuts out.
+template <class T>
+bool all_finite(std::span<const std::byte> bytes, T mask) {
+  const auto* x = reinterpret_cast<const T*>(bytes.data());
+  T special = 0;
+  for (size_t i = 0; i < bytes.size() / sizeof(T); ++i) {
+    special |= static_cast<T>((x[i] & mask) == mask);
+  }
+  return special == 0;
+}
+
+bool finite_floats(const TensorInfo& tensor, std::span<const std::byte> bytes) {
+  switch (tensor.dtype) {
+    case DType::kBF16:
+      return all_finite<uint16_t>(bytes, 0x7f80);
+    case DType::kF16:
+      return all_finite<uint16_t>(bytes, 0x7c00);
+    case DType::kF32:  // thresholds may be -infinity: check_calibration() sees to them
+      return tensor.name.starts_with("calibration.") || all_finite<uint32_t>(bytes, 0x7f800000);
+    default:
+      return true;
+  }
 }
 
 }  // namespace
@@ -114,6 +134,40 @@ const char* kind_name(FileKind kind) {
 
 std::string producer_name() {
   return "sqz " SQZ_VERSION;
+}
+
+Result<JsonDocument> metadata_json(const std::map<std::string, std::string>& strings,
+                                   const std::string& label) {
+  constexpr std::string_view kWords[] = {"format",         "kind",        "producer",
+                                         "tokenizer_hash", "tokens_hash", "partition",
+                                         "dtype",          "rows",        kLogitsKey};
+  std::string out = "{";
+  for (const auto& [key, text] : strings) {
+    if (key == kChecksumsKey) continue;
+    const bool word = std::find(std::begin(kWords), std::end(kWords), key) != std::end(kWords);
+    const bool json = !word && parse_json(text, key).ok();
+    out += concat(out.size() > 1 ? "," : "", JsonText(key).str(), ':',
+                  json ? text : JsonText(text).str());
+  }
+  return parse_json(out + '}', label);
+}
+
+bool is_hash(const std::string& text) {
+  return text.size() == 16 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+void read_origin(JsonFields& in, FileOrigin& origin) {
+  origin.producer = in.text("producer");
+  origin.tokenizer_hash = in.text("tokenizer_hash");
+  if (!origin.tokenizer_hash.empty() && !is_hash(origin.tokenizer_hash)) {
+    in.complain("tokenizer_hash", "16 hexadecimal digits or none");
+  }
+  in.parse("model", origin.model, model_from_json);
+}
+
+void check_logits(JsonFields& in, const char* remedy) {
+  if (in.text(kLogitsKey, "") == kLogitsOfKeys) return;
+  in.complain(kLogitsKey, concat(in_quotes(kLogitsOfKeys), ": ", remedy));
 }
 
 std::span<const std::byte> SqzContainer::tensor(std::string_view name) const {
@@ -137,7 +191,8 @@ Result<SqzContainer> open_container(const std::string& path, FileKind kind, Open
   }
   SQZ_RETURN_IF_ERROR(refuse_foreign(c.bytes, kind, path));
   SQZ_ASSIGN_OR_RETURN(c.header, parse_safetensors_header(c.bytes, c.bytes.size(), path));
-  SQZ_RETURN_IF_ERROR(check_format(c.header.metadata, kind, path));
+  SQZ_ASSIGN_OR_RETURN(c.metadata, metadata_json(c.header.metadata, path + ": __metadata__"));
+  SQZ_RETURN_IF_ERROR(check_format(c.fields(), kind, path));
   SQZ_RETURN_IF_ERROR(check_header_hash(c.header, c.bytes, path));
   if (!c.header.metadata.contains(kChecksumsKey)) {
     return Refuse{path}(concat("__metadata__: ", kChecksumsKey), "nothing", "a value");
@@ -178,6 +233,49 @@ Status match_tensors(const SafetensorsHeader& header,
   }
   if (next == plan->size()) return {};
   return refuse("tensors", "their end", in_quotes((*plan)[next].name));
+}
+
+Status TensorCheck::init() {
+  const std::string label = container_.path + ": __metadata__: checksums";
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json,
+                       parse_json_object(container_.header.metadata.at(kChecksumsKey), label));
+  for (const JsonValue& member : json.root().items()) {
+    if (!member.is_string() || container_.header.find(member.key()) == nullptr) {
+      return Refuse{label}(in_quotes(member.key()), found_text(member),
+                           "the name of a tensor, and a string");
+    }
+    checksums_.emplace(member.key(), member.string());
+  }
+  return {};
+}
+
+Status TensorCheck::run(const TensorInfo& tensor,
+                        const std::function<void(size_t)>& advance) const {
+  if (tensor.name == kHeaderHashName) return {};
+  const bool padding = tensor.name.starts_with(kPaddingPrefix);
+  const auto data = container_.bytes.subspan(tensor.offset, tensor.bytes);
+  Xxh3Stream hash;
+  bool finite = true, zero = true;
+  for (size_t from = 0; from < data.size(); from += kChecksumChunk) {
+    const auto chunk = data.subspan(from, std::min(kChecksumChunk, data.size() - from));
+    if (padding) {
+      zero &= std::all_of(chunk.begin(), chunk.end(), [](std::byte b) { return b == std::byte{}; });
+    } else {
+      hash.update(chunk);
+      finite &= finite_floats(tensor, chunk);
+    }
+    if (advance) advance(chunk.size());
+  }
+  const Refuse refuse{container_.path};
+  const std::string field = "tensor " + in_quotes(tensor.name);
+  if (padding) return zero ? Status() : refuse(field, "other bytes", "zeros");
+  if (!finite) return refuse(field, "NaN or infinity", "finite numbers");
+  const auto stored = checksums_.find(tensor.name);
+  const std::string found = hex(hash.digest());
+  if (stored == checksums_.end())
+    return refuse(field + ": XXH3-64", "none in the checksums", found);
+  return stored->second == found ? Status()
+                                 : refuse(field + ": XXH3-64", found, in_quotes(stored->second));
 }
 
 bool has_kind(const std::string& path, FileKind kind, Env& env) {

@@ -4,6 +4,7 @@
 // formats/qmodel_file.h query classifiers.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "formats/base/file.h"
+#include "formats/json_fields.h"
 #include "formats/model_description.h"
 #include "formats/safetensors.h"
 
@@ -30,6 +32,22 @@ const char* kind_name(FileKind kind);
 
 inline constexpr const char* kChecksumsKey = "checksums";  // of "__metadata__"
 
+// The strings of "__metadata__" as one JSON object, without the checksums: words as strings, every
+// other string as the JSON that it holds, or as a string if it holds none.
+Result<JsonDocument> metadata_json(const std::map<std::string, std::string>& strings,
+                                   const std::string& label);
+void read_origin(JsonFields& in, FileOrigin& origin);
+// 16 lower-case hexadecimal digits, as XXH3-64 is written.
+bool is_hash(const std::string& text);
+
+// A file with a query classifier says what its logits stand for: the attention to one key of a
+// bucket (formats/qmodel_file.h). The logits of earlier files, which do not have the key, stood for
+// whole buckets.
+inline constexpr const char* kLogitsKey = "logits";
+inline constexpr const char* kLogitsOfKeys = "key";
+// Complains, with `remedy`, of other logits.
+void check_logits(JsonFields& in, const char* remedy);
+
 // "sqz 0.1.0": this build.
 std::string producer_name();
 
@@ -37,7 +55,7 @@ enum class OpenMode {
   kMmap,    // map the file. A file that is truncated, or a disk that fails, while mapped raises
             // SIGBUS
   kRead,    // read it all into memory at open: no SIGBUS; also for remote disks
-  kVerify,  // the same, and check_whole() of what was read
+  kVerify,  // the same, and verify() of what was read
 };
 
 // A file whose header was parsed and agrees with its hash. Movable: `bytes` stays where it is.
@@ -48,7 +66,9 @@ struct SqzContainer {
   std::shared_ptr<std::byte> buffer;  // on a page boundary
   std::span<const std::byte> bytes;   // the whole file
   SafetensorsHeader header;           // with `checksums` in its metadata
+  JsonDocument metadata;              // metadata_json() of it
 
+  JsonFields fields() const { return JsonFields(metadata.root(), path + ": __metadata__"); }
   // Empty if there is none of this name.
   std::span<const std::byte> tensor(std::string_view name) const;
 };
@@ -84,6 +104,24 @@ Result<SqzContainer> open_container(const std::string& path, FileKind kind, Open
 // may be anywhere. If the plan itself failed, that is an error of the file, too.
 Status match_tensors(const SafetensorsHeader& header,
                      const Result<std::vector<PlannedTensor>>& plan, const std::string& path);
+
+// The checks of all contents of a file, whatever its kind.
+class TensorCheck {
+ public:
+  explicit TensorCheck(const SqzContainer& container) : container_(container) {}
+
+  // Reads the checksums in the metadata: an object of a string for each of some tensors.
+  Status init();
+  // Compares a tensor with its checksum; paddings must be zeros, and all floats but those of the
+  // calibration finite. The header's hash is open_container()'s task. `advance` (may be empty) gets
+  // the number of bytes after each step.
+  Status run(const TensorInfo& tensor, const std::function<void(size_t)>& advance) const;
+
+ private:
+  const SqzContainer& container_;
+  std::map<std::string, std::string> checksums_;  // tensor name -> XXH3-64 hex
+};
+inline constexpr size_t kChecksumChunk = size_t{4} << 20;  // bytes, hashed while in the cache
 
 // Whether a file says that it is of this kind; false also where it cannot be read.
 bool has_kind(const std::string& path, FileKind kind, Env& env = Env::posix());

@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "formats/sqz_checksums.h"
 #include "formats/sqz_container.h"
 #include "formats/sqz_layout.h"
 #include "formats/sqz_metadata.h"
@@ -42,7 +41,7 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
   SqzFile& s = *file;
   SQZ_ASSIGN_OR_RETURN(s.container_, open_container(path, FileKind::kIndex, mode, env));
   const SafetensorsHeader& header = s.container_.header;
-  SQZ_ASSIGN_OR_RETURN(s.metadata_, metadata_from_strings(header.metadata, path));
+  SQZ_ASSIGN_OR_RETURN(s.metadata_, read_metadata(s.container_.fields()));
   if (!header.metadata.contains(kCalibrationKey)) {
     return Refuse{path}(concat("__metadata__: ", kCalibrationKey), "nothing", "a value");
   }
@@ -60,7 +59,7 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
     view.rotation = reinterpret_cast<const float*>(s.tensor(kRotationName).data());
     s.layers_.push_back(view);
   }
-  if (mode == OpenMode::kVerify) SQZ_RETURN_IF_ERROR(file->check_whole());
+  if (mode == OpenMode::kVerify) SQZ_RETURN_IF_ERROR(file->verify());
   return std::shared_ptr<const SqzFile>(std::move(file));
 }
 
@@ -74,9 +73,8 @@ Status SqzFile::copy(const void* at, std::span<std::byte> out) const {
 }
 
 Result<Calibration> SqzFile::checked_calibration() const {
-  Calibration calibration;
-  SQZ_RETURN_IF_ERROR(parse_calibration_text(raw_metadata().at(kCalibrationKey), metadata().levels,
-                                             path(), calibration));
+  SQZ_ASSIGN_OR_RETURN(Calibration calibration,
+                       read_calibration(container_.fields(), metadata().levels));
   SQZ_RETURN_IF_ERROR(check_calibration(
       calibration, [&](const CalibrationTable& table) { return floats_of(tensor(table.name)); },
       metadata(), path(), Code::kCorrupt));
@@ -91,17 +89,6 @@ Result<Calibration> SqzFile::calibration() const {
   }
   drop_old_policies(metadata(), calibration);
   return calibration;
-}
-
-Result<VerifyReport> SqzFile::verify(const std::function<void(uint64_t, uint64_t)>& progress,
-                                     int threads) const {
-  return verify_index(*this, container_.bytes, progress, threads);
-}
-
-Status SqzFile::check_whole(const std::function<void(uint64_t, uint64_t)>& progress,
-                            int threads) const {
-  SQZ_ASSIGN_OR_RETURN(const VerifyReport report, verify(progress, threads));
-  return first_of(report.problems, path(), Code::kCorrupt);
 }
 
 }  // namespace sqz

@@ -13,29 +13,23 @@ namespace sqz {
 // A key of "__metadata__" that is no field of IndexMetadata.
 inline constexpr const char* kCalibrationKey = "calibration";
 
-// Ranges, and that the fields fit each other; `label` opens the message, `code` is its code.
-Status check_metadata(const IndexMetadata& metadata, const std::string& label, Code code);
-
 JsonText to_json(const LayerBudgets& budgets);
-Result<LayerBudgets> budgets_from_json(const JsonValue& json, const std::string& label);
-// Ranges, and that the fields fit each other and `layers` of a model.
-Status check_budgets(const LayerBudgets& budgets, int64_t layers, const Refuse& refuse);
+// Of a model with so many layers.
+LayerBudgets read_budgets(JsonFields& in, int64_t layers);
 
-Result<IndexMetadata> metadata_from_strings(const std::map<std::string, std::string>& strings,
-                                            const std::string& path);
+// Reads the metadata of an index, checks ranges, and that the fields fit each other.
+Result<IndexMetadata> read_metadata(JsonFields in);
 
 // Equal for builds with the same bytes: the hash of the metadata, without the checksums, and of the
 // calibration only `source` if that is not the tail. 16 hexadecimal digits.
 std::string build_id(std::map<std::string, std::string> metadata, const std::string& source);
 
 // kMismatch, naming the first setting that differs. Neither hashes nor calibration are compared.
-Status check_same_build(const std::map<std::string, std::string>& found,
-                        const std::map<std::string, std::string>& expected,
-                        const std::string& path);
+Status check_same_build(std::map<std::string, std::string> found,
+                        std::map<std::string, std::string> expected, const std::string& path);
 
-// Reads the parameters (queries, source, coarse_keep) of a calibration.
-Status parse_calibration_text(const std::string& text, int levels, const std::string& path,
-                              Calibration& calibration);
+// The parameters (queries, source, coarse_keep) of the calibration of an index, without tables.
+Result<Calibration> read_calibration(JsonFields metadata, int levels);
 
 // A table of the calibration: the tensor that holds it, and what its numbers are.
 struct CalibrationTable {

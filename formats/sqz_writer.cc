@@ -2,7 +2,6 @@
 
 #include "formats/base/hash.h"
 #include "formats/container_writer.h"
-#include "formats/metadata_strings.h"
 #include "formats/sqz_metadata.h"
 
 namespace sqz {
@@ -24,9 +23,12 @@ JsonText layers_to_json(const IndexMetadata& metadata) {
 
 Result<ContainerLayout> lay_out(const IndexMetadata& metadata, const ClusterCounts& clusters,
                                 const std::string& path) {
-  SQZ_RETURN_IF_ERROR(check_metadata(metadata, path, Code::kInvalidArgument));
+  auto strings = metadata_to_strings(metadata);
+  SQZ_ASSIGN_OR_RETURN(const JsonDocument json, metadata_json(strings, path));
+  const Status checked = read_metadata(JsonFields(json.root(), path)).status();  // as a reader will
+  if (!checked.ok()) return Status(Code::kInvalidArgument, checked.message());
   SQZ_ASSIGN_OR_RETURN(auto tensors, plan_tensors(metadata, clusters, path));
-  return ContainerLayout::make(metadata_to_strings(metadata), std::move(tensors), kCalibrationRoom);
+  return ContainerLayout::make(std::move(strings), std::move(tensors), kCalibrationRoom);
 }
 
 }  // namespace

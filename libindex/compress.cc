@@ -186,7 +186,7 @@ Result<CompressReport> compress_index(Env& env, const SqzFile& index,
     SQZ_RETURN_IF_ERROR(check_compressible(index));
     IndexMetadata metadata = index.metadata();
     SQZ_RETURN_IF_ERROR(set_rows(options, metadata));
-    SQZ_RETURN_IF_ERROR(index.check_whole({}, threads));
+    SQZ_RETURN_IF_ERROR(index.verify({}, threads));
     SQZ_ASSIGN_OR_RETURN(const Calibration calibration, index.calibration());
     LayerCompressor compressor(metadata);
     const auto put = [&](SqzWriter& writer, int64_t layer) {

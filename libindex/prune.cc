@@ -122,7 +122,7 @@ Result<PruneReport> prune_index(Env& env, std::shared_ptr<const SqzFile> index,
                                 bool replace, int threads) {
   const auto prune = [&]() -> Result<PruneReport> {
     SQZ_RETURN_IF_ERROR(check_prunable(*index, policy));
-    SQZ_RETURN_IF_ERROR(index->check_whole({}, threads));
+    SQZ_RETURN_IF_ERROR(index->verify({}, threads));
     SQZ_ASSIGN_OR_RETURN(const auto served, make_served_index(index));
     SQZ_ASSIGN_OR_RETURN(const KeptKeys choice, choose(*served, policy));
 

@@ -132,7 +132,7 @@ Result<uint64_t> recalibrate(Env& env, const SqzFile& index, const RecordedQueri
       show(kVerifyShare * static_cast<double>(done) /
            static_cast<double>(std::max<uint64_t>(all, 1)));
     };
-    SQZ_RETURN_IF_ERROR(index.check_whole(show_verify, options.threads));
+    SQZ_RETURN_IF_ERROR(index.verify(show_verify, options.threads));
     SQZ_ASSIGN_OR_RETURN(const Calibration calibration,
                          calibrate_index(index, queries, resolve_threads(options.threads)));
     IndexMetadata metadata = index.metadata();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Fills in tests/golden/tokenizer: the ids that Hugging Face `tokenizers` gives for the adversarial texts of texts.json
-and for a book, with the small tokenizers that stand there. A new text is a line of texts.json; a new feature of
-tokenizer.json is a line of variants.json, whose cases this fills in.
+"""Fills in tests/golden/tokenizer: the ids that Hugging Face `tokenizers` gives for the adversarial texts of texts.json,
+for 3,000 texts that are drawn from hostile.json, and for a book, with the small tokenizers that stand there. A new text
+is a line of texts.json; a new feature of tokenizer.json is a line of variants.json, whose cases this fills in.
 
 Needs: pip install tokenizers xxhash
 """
@@ -78,11 +78,43 @@ def make_variants(texts):
         f'{{"base":{compact(base)},\n"variants":[\n' + ",\n".join(lines) + "]}\n")
 
 
+def hostile_texts(seed, fragments):
+    """Random texts, the same as in tests/formats/tokenizer_test.cc: of fragments and of any code points."""
+    def below(bound):  # SplitMix64
+        nonlocal seed
+        seed = (seed + 0x9e3779b97f4a7c15) % 2**64
+        z = (seed ^ seed >> 30) * 0xbf58476d1ce4e5b9 % 2**64
+        z = (z ^ z >> 27) * 0x94d049bb133111eb % 2**64
+        return (z ^ z >> 31) % bound
+
+    for _ in range(3000):
+        text = ""
+        for _ in range(below(24)):
+            if below(4) > 0:
+                text += fragments[below(len(fragments))]
+            else:
+                code = below(0x110000)
+                text += "a" if 0xd800 <= code < 0xe000 else chr(code)
+        yield text
+
+
+def make_hostile():
+    """The hashes of hostile.json: of the ids of each 100 texts."""
+    golden = json.loads((GOLDEN / "hostile.json").read_text())
+    texts = list(hostile_texts(golden["seed"], golden["fragments"]))
+    golden["hashes"] = {
+        name: [hash_ids([i for text in texts[first:first + 100] for i in encode(text)])
+               for first in range(0, len(texts), 100)]
+        for name, encode, _ in encoders()}
+    write_json(GOLDEN / "hostile.json", golden)
+
+
 def main():
     texts = [text_of(entry) for entry in json.loads((GOLDEN / "texts.json").read_text())]
     for name, encode, decode in encoders():
         write_json(GOLDEN / f"{name}_ids.json", [golden(text, encode(text), decode) for text in texts])
     make_variants(texts)
+    make_hostile()
     book = BOOK.read_bytes().decode()
     hashes = {}
     for name, encode, _ in encoders():

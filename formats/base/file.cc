@@ -114,8 +114,8 @@ class PosixWriteFile : public WriteFile {
 
   Status copy_mode(const std::string& path) override {
     struct stat info {};
-    if (::stat(path.c_str(), &info) != 0) return {};
-    return ::fchmod(fd_, info.st_mode & 07777) == 0 ? Status() : io_error(path_, "fchmod", errno);
+    if (::lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
+    return ::fchmod(fd_, info.st_mode & 0777) == 0 ? Status() : io_error(path_, "fchmod", errno);
   }
 
   Status sync() override { return ::fsync(fd_) == 0 ? Status() : io_error(path_, "fsync", errno); }

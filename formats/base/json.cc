@@ -10,107 +10,60 @@ using Library = nlohmann::json;  // only its SAX parser, and scalars to print: n
 
 constexpr size_t kMaxDepth = 64;
 
-// The library's events, as a JsonVisitor is told of them.
-class Events : public nlohmann::json_sax<Library> {
- public:
-  explicit Events(JsonVisitor& visitor) : visitor_(visitor) {}
-
-  bool null() override { return scalar(JsonValue()); }
-  bool boolean(bool value) override { return scalar(JsonValue(value)); }
-  bool number_integer(number_integer_t value) override { return scalar(JsonValue(value)); }
-  bool number_unsigned(number_unsigned_t value) override { return scalar(JsonValue(value)); }
-  bool number_float(number_float_t value, const string_t& text) override {
-    if (text.find_first_of(".eE") != string_t::npos) return scalar(JsonValue(value));
-    return go_on(visitor_.not_valid(concat("integer ", text, " does not fit in 64 bits")));
-  }
-  bool string(string_t& value) override { return scalar(JsonValue(std::string_view(value))); }
-  bool binary(binary_t&) override { return go_on(visitor_.not_valid("binary value")); }
-  bool key(string_t& name) override { return go_on(visitor_.key(name)); }
-  bool start_object(std::size_t) override { return go_on(visitor_.open(true)); }
-  bool start_array(std::size_t) override { return go_on(visitor_.open(false)); }
-  bool end_object() override { return go_on(visitor_.close(true)); }
-  bool end_array() override { return go_on(visitor_.close(false)); }
-  bool parse_error(std::size_t position, const std::string&,
-                   const nlohmann::detail::exception& error) override {
-    // The library prefixes "[json.exception...] ": the reader wants what follows.
-    std::string what = error.what();
-    if (const size_t end = what.find("] "); end != std::string::npos) what = what.substr(end + 2);
-    return go_on(visitor_.not_valid(concat("byte ", position, ": ", what)));
-  }
-
-  Status status() const { return status_; }
-
- private:
-  bool scalar(const JsonValue& value) { return go_on(visitor_.scalar(value)); }
-  bool go_on(Status status) {
-    if (!status.ok()) status_ = std::move(status);
-    return status_.ok();
-  }
-
-  JsonVisitor& visitor_;
-  Status status_;
-};
-
 }  // namespace
-
-Status visit_json(std::string_view text, JsonVisitor& visitor) {
-  Events events(visitor);
-  Library::sax_parse(text, &events);
-  return events.status();
-}
 
 // Values whose array or object is not closed yet wait in pending_; closing moves them to their
 // place in the document.
-class JsonBuilder : public JsonVisitor {
+class JsonBuilder : public nlohmann::json_sax<Library> {
  public:
   JsonBuilder(std::string_view label, size_t bytes) : label_(label) {
     out_.text_.reserve(bytes);  // no string is longer than its source: views stay valid
   }
 
-  Status key(std::string_view name) override {
+  bool null() override { return add(JsonValue()); }
+  bool boolean(bool value) override { return add(JsonValue(value)); }
+  bool number_integer(number_integer_t value) override { return add(JsonValue(value)); }
+  bool number_unsigned(number_unsigned_t value) override { return add(JsonValue(value)); }
+  bool number_float(number_float_t value, const string_t& text) override {
+    if (text.find_first_of(".eE") != string_t::npos) return add(JsonValue(value));
+    return fail(concat("integer ", text, " does not fit in 64 bits"));
+  }
+  bool string(string_t& value) override { return add(JsonValue(keep(value))); }
+  bool binary(binary_t&) override { return fail("binary value"); }
+  bool key(string_t& name) override {
     key_ = keep(name);
-    return {};
+    return true;
   }
-  Status scalar(const JsonValue& value) override {
-    JsonValue kept = value.is_string() ? JsonValue(keep(value.string())) : value;
-    kept.key_ = std::exchange(key_, {});
-    pending_.push_back(kept);
-    return {};
+  bool start_object(std::size_t) override { return open(JsonValue::Kind::kObject); }
+  bool start_array(std::size_t) override { return open(JsonValue::Kind::kArray); }
+  bool end_object() override {
+    const auto first = first_item();
+    std::sort(first, pending_.end(), [](auto& a, auto& b) { return a.key_ < b.key_; });
+    const auto twice = std::adjacent_find(first, pending_.end(),
+                                          [](auto& a, auto& b) { return a.key_ == b.key_; });
+    if (twice != pending_.end()) return fail(concat("duplicate key \"", twice->key_, "\""));
+    return end_array();
   }
-  Status open(bool object) override {
-    if (open_.size() >= kMaxDepth) {
-      return not_valid(concat("nested deeper than ", kMaxDepth, " levels"));
-    }
-    JsonValue value;
-    value.kind_ = object ? JsonValue::Kind::kObject : JsonValue::Kind::kArray;
-    value.key_ = std::exchange(key_, {});
-    open_.push_back(pending_.size());
-    pending_.push_back(value);
-    return {};
-  }
-  Status close(bool object) override {
+  bool end_array() override {
+    const auto first = first_item();
     JsonValue& value = pending_[open_.back()];
-    const auto first = pending_.begin() + static_cast<ptrdiff_t>(open_.back()) + 1;
     open_.pop_back();
-    if (object) {
-      std::sort(first, pending_.end(), [](auto& a, auto& b) { return a.key_ < b.key_; });
-      const auto twice = std::adjacent_find(first, pending_.end(),
-                                            [](auto& a, auto& b) { return a.key_ == b.key_; });
-      if (twice != pending_.end()) {
-        return not_valid(concat("duplicate key \"", twice->key_, "\""));
-      }
-    }
     value.begin_ = out_.values_.size();
     value.size_ = static_cast<size_t>(pending_.end() - first);
     out_.values_.insert(out_.values_.end(), first, pending_.end());
     pending_.erase(first, pending_.end());
-    return {};
+    return true;
   }
-  Status not_valid(const std::string& what) const override {
-    return {Code::kCorrupt, concat(label_, ": not valid JSON: ", what)};
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::detail::exception& error) override {
+    // The library prefixes "[json.exception...] ": the reader wants what follows.
+    std::string what = error.what();
+    if (const size_t end = what.find("] "); end != std::string::npos) what = what.substr(end + 2);
+    return fail(concat("byte ", position, ": ", what));
   }
 
-  JsonDocument finish() {
+  Result<JsonDocument> finish() {
+    SQZ_RETURN_IF_ERROR(status_);
     out_.root_ = pending_.front();
     place(out_.root_);
     for (JsonValue& value : out_.values_) place(value);
@@ -118,12 +71,30 @@ class JsonBuilder : public JsonVisitor {
   }
 
  private:
+  bool fail(const std::string& what) {
+    if (status_.ok()) status_ = {Code::kCorrupt, concat(label_, ": not valid JSON: ", what)};
+    return false;
+  }
+  bool add(JsonValue value) {
+    value.key_ = std::exchange(key_, {});
+    pending_.push_back(value);
+    return true;
+  }
+  bool open(JsonValue::Kind kind) {
+    if (open_.size() >= kMaxDepth) return fail(concat("nested deeper than ", kMaxDepth, " levels"));
+    open_.push_back(pending_.size());
+    JsonValue value;
+    value.kind_ = kind;
+    return add(value);
+  }
+  std::vector<JsonValue>::iterator first_item() {
+    return pending_.begin() + static_cast<ptrdiff_t>(open_.back()) + 1;
+  }
   std::string_view keep(std::string_view text) {
     const size_t begin = out_.text_.size();
     out_.text_.insert(out_.text_.end(), text.begin(), text.end());
     return {out_.text_.data() + begin, text.size()};
   }
-
   void place(JsonValue& value) {
     const bool has_items = value.is_array() || value.is_object();
     if (has_items) value.first_ = out_.values_.data() + value.begin_;
@@ -134,11 +105,12 @@ class JsonBuilder : public JsonVisitor {
   std::vector<JsonValue> pending_;
   std::vector<size_t> open_;  // places in pending_
   std::string_view key_;
+  Status status_;
 };
 
 Result<JsonDocument> parse_json(std::string_view text, std::string_view label) {
   JsonBuilder builder(label, text.size());
-  SQZ_RETURN_IF_ERROR(visit_json(text, builder));
+  Library::sax_parse(text, &builder);
   return builder.finish();
 }
 

@@ -102,23 +102,6 @@ class JsonDocument {
 // that overflow a double, more than 64 levels of nesting, text after the value, invalid UTF-8.
 Result<JsonDocument> parse_json(std::string_view text, std::string_view label);
 
-// Gets a text piece by piece while it is read. A Status that is not ok ends the reading.
-class JsonVisitor {
- public:
-  virtual Status key(std::string_view name) = 0;  // of the value that comes next
-  virtual Status scalar(const JsonValue& value) = 0;
-  virtual Status open(bool object) = 0;  // or an array
-  virtual Status close(bool object) = 0;
-  // The Status that ends the reading of a text that is not valid JSON.
-  virtual Status not_valid(const std::string& what) const = 0;
-
- protected:
-  ~JsonVisitor() = default;
-};
-
-// Refuses the same texts as parse_json(), but leaves duplicate keys and depth to the visitor.
-Status visit_json(std::string_view text, JsonVisitor& visitor);
-
 // A value as JSON text without spaces: members in the order of their keys, numbers as the shortest
 // text that reads back, U+FFFD for invalid UTF-8. Equal values have equal text. Values convert
 // implicitly, so that an object is written as

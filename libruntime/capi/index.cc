@@ -109,7 +109,7 @@ sqz_status sqz_index_unload(sqz_index* index, int32_t device_id) {
 sqz_status sqz_index_verify(const sqz_index* index) {
   return fence([&]() -> Status {
     if (index == nullptr) return invalid("index: found null");
-    return index->file->check_whole();
+    return index->file->verify();
   });
 }
 

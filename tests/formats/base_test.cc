@@ -1,8 +1,7 @@
-// formats/base: status, checked arithmetic, JSON, element types, hashes.
+// formats/base: checked arithmetic, JSON, element types, hashes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -16,55 +15,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Status, CarriesCodeAndSentence) {
-  const Status ok;
-  EXPECT_TRUE(ok.ok());
-  const Status bad(Code::kCorrupt, bad_field("f.bin", "size", "3", "4"));
-  EXPECT_FALSE(bad.ok());
-  EXPECT_EQ(bad.code(), Code::kCorrupt);
-  EXPECT_EQ(bad.message(), "f.bin: size: found 3, expected 4");
-}
-
-TEST(Status, EveryCodeHasItsOwnName) {
-  std::vector<std::string> names;
-  for (int code = 0; code <= static_cast<int>(Code::kInternal); ++code) {
-    names.emplace_back(code_name(static_cast<Code>(code)));
-  }
-  EXPECT_THAT(names, ::testing::Each(::testing::Ne("unknown")));
-  std::sort(names.begin(), names.end());
-  EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
-}
-
-Result<int> half(int x) {
-  if (x % 2) return Status(Code::kInvalidArgument, "odd");
-  return x / 2;
-}
-Result<int> quarter(int x) {
-  SQZ_ASSIGN_OR_RETURN(const int once, half(x));
-  SQZ_ASSIGN_OR_RETURN(const int twice, half(once));
-  return twice;
-}
-
-TEST(Result, PassesValuesAndErrorsThrough) {
-  EXPECT_EQ(*quarter(12), 3);
-  EXPECT_EQ(quarter(6).status().message(), "odd");
-  EXPECT_EQ(quarter(5).status().code(), Code::kInvalidArgument);
-}
-
 TEST(Checked, SeesOverflow) {
-  EXPECT_EQ(checked_add<uint64_t>(UINT64_MAX - 1, 1), UINT64_MAX);
   EXPECT_FALSE(checked_add<uint64_t>(UINT64_MAX, 1));
-  EXPECT_FALSE(checked_add<int64_t>(INT64_MIN, -1));
-  EXPECT_EQ(checked_mul<int64_t>(1 << 20, 1 << 20), int64_t{1} << 40);
   EXPECT_FALSE(checked_mul<int64_t>(int64_t{1} << 32, int64_t{1} << 31));
   EXPECT_EQ(checked_cast<uint32_t>(int64_t{UINT32_MAX}), UINT32_MAX);
   EXPECT_FALSE(checked_cast<uint32_t>(int64_t{-1}));
-  EXPECT_FALSE(checked_cast<int8_t>(128));
-}
-
-TEST(Checked, CountsElements) {
-  EXPECT_EQ(checked_elements({}), 1);
-  EXPECT_EQ(checked_elements(std::vector<int64_t>{2, 0, 5}), 0);
   EXPECT_EQ(checked_elements(std::vector<int64_t>{3, 4}), 12);
   EXPECT_FALSE(checked_elements(std::vector<int64_t>{3, -1}));
   EXPECT_FALSE(checked_elements(std::vector<int64_t>{INT64_MAX, 2}));
@@ -112,18 +67,6 @@ TEST(Json, RefusesWhatIsSilentlyWrongElsewhere) {
   EXPECT_NE(json_error("{\"a\":NaN}"), "");
 }
 
-TEST(Json, FindsEveryMemberWhateverTheirOrder) {
-  std::string text = "{";
-  for (int i = 999; i >= 0; --i) text += concat("\"key ", i * 7 % 1000, "\":", i, i ? "," : "}");
-  const auto json = parse_json(text, "x.json");
-  ASSERT_TRUE(json.ok()) << json.status().message();
-  for (int i = 0; i < 1000; ++i) {
-    const JsonValue* found = json->root().find(concat("key ", i * 7 % 1000));
-    ASSERT_NE(found, nullptr) << i;
-    EXPECT_EQ(found->integer(0, 999), i);
-  }
-}
-
 TEST(Json, WritesMembersByKeyAndNumbersThatReadBack) {
   const JsonText inner = {{"b", std::vector{1, -2}}, {"a", nullptr}};
   EXPECT_EQ(inner.str(), R"({"a":null,"b":[1,-2]})");
@@ -138,17 +81,6 @@ TEST(Json, WritesMembersByKeyAndNumbersThatReadBack) {
   EXPECT_EQ(JsonText(back->root()), JsonText(members));
   EXPECT_EQ(JsonText(parse_json("[18446744073709551615, -5,true,1.50]", "x")->root()).str(),
             "[18446744073709551615,-5,true,1.5]");
-}
-
-TEST(DType, NamesAndSizesGoBothWays) {
-  for (int i = 0; i <= static_cast<int>(DType::kF64); ++i) {
-    const auto dtype = static_cast<DType>(i);
-    EXPECT_EQ(dtype_from_name(dtype_name(dtype)), dtype);
-  }
-  EXPECT_EQ(dtype_size(DType::kBF16), 2);
-  EXPECT_EQ(dtype_size(DType::kI64), 8);
-  EXPECT_FALSE(dtype_from_name("bf16"));
-  EXPECT_FALSE(dtype_from_name(""));
 }
 
 // IEEE binary16 and bfloat16 are a sign, `exponent_bits` of exponent and the rest of mantissa: the
@@ -213,16 +145,10 @@ TEST(BFloat16, RoundsToNearestEven) {
 }
 
 TEST(Float16, OverflowsToInfinity) {
-  EXPECT_EQ(to_float16(65504.0f).bits, 0x7bff);
   EXPECT_EQ(to_float16(65519.996f).bits, 0x7bff) << "below the middle to 2^16";
   EXPECT_EQ(to_float16(65520.0f).bits, 0x7c00);
   EXPECT_EQ(to_float16(-1e30f).bits, 0xfc00);
-  EXPECT_EQ(to_float16(1e-30f).bits, 0);
-}
-
-TEST(BFloat16, OverflowsToInfinity) {
   EXPECT_EQ(to_bfloat16(std::numeric_limits<float>::max()).bits, 0x7f80);
-  EXPECT_EQ(to_bfloat16(-INFINITY).bits, 0xff80);
 }
 
 TEST(Hash, KnowsXxh3) {

@@ -13,32 +13,6 @@ namespace {
 using ::testing::HasSubstr;
 using testing::load_golden;
 
-// Its ids are bytes: 256 is added where special tokens are text.
-class Bytes : public Tokenizer {
- public:
-  Status encode(std::string_view, bool, std::vector<int32_t>&) const override { return {}; }
-  Status encode_parts(std::span<const TextPart> parts, std::vector<int32_t>& ids) const override {
-    for (const TextPart& part : parts) {
-      for (const char byte : part.text) {
-        ids.push_back(static_cast<unsigned char>(byte) + (part.special ? 0 : 256));
-      }
-    }
-    return {};
-  }
-  Result<std::string> decode(std::span<const int32_t> ids, bool) const override {
-    std::string out;
-    for (const int32_t id : ids) out += static_cast<char>(id);
-    return out;
-  }
-  int64_t vocab_size() const override { return 512; }
-  std::optional<int32_t> token_to_id(std::string_view) const override { return std::nullopt; }
-  std::optional<int32_t> bos_token() const override { return std::nullopt; }
-  const std::string& hash() const override { return hash_; }
-
- private:
-  std::string hash_;
-};
-
 const ChatFormat kChatMl{"<|im_start|>system\n",
                          "<|im_end|>\n<|im_start|>user\n",
                          "<|im_end|>\n<|im_start|>assistant\n",
@@ -120,13 +94,14 @@ TEST(ChatFormat, EndsAreTokens) {
 }
 
 TEST(ChatFormat, RefusesAnEmptyText) {
+  const auto tokenizer = load_golden("qwen2");
   std::vector<int32_t> ids;
   ChatFormat chat{"a", "b", "c", {}, true};
-  EXPECT_EQ(encode_question(Bytes(), chat, " \n\u00a0", ids).code(), Code::kInvalidArgument);
-  EXPECT_EQ(encode_context(Bytes(), chat, "", ids).code(), Code::kInvalidArgument);
+  EXPECT_EQ(encode_question(*tokenizer, chat, " \n\u00a0", ids).code(), Code::kInvalidArgument);
+  EXPECT_EQ(encode_context(*tokenizer, chat, "", ids).code(), Code::kInvalidArgument);
   EXPECT_TRUE(ids.empty());
   chat.trim = false;
-  EXPECT_TRUE(encode_question(Bytes(), chat, " ", ids).ok());
+  EXPECT_TRUE(encode_question(*tokenizer, chat, " ", ids).ok());
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // An Env that asks a hook before every call that changes or reads the disk, so that a test can fail
-// the n-th call, tear the n-th write in two, or kill the process between any two steps.
+// the n-th call or tear the n-th write in two.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -4,13 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_layers.h"
 #include "tests/formats/fault_env.h"
 #include "tests/formats/raw_safetensors.h"
+#include "tests/formats/schema.h"
 #include "tests/fuzz/memory_env.h"
 
 namespace sqz {
@@ -19,7 +18,7 @@ namespace {
 using testing::four_layers;
 using ::testing::HasSubstr;
 using testing::TemporaryDirectory;
-using Json = nlohmann::json;
+using testing::Type;
 
 TEST(LayersFile, ComesBackAsItWasWritten) {
   TemporaryDirectory dir;
@@ -52,59 +51,48 @@ TEST(LayersFile, NoTruncationIsReadAndNoFailureLeavesAnything) {
   });
 }
 
-struct Change {
-  const char* field;  // a JSON pointer
-  Json value;         // discarded: the field is left out
-  const char* says;
-};
+const testing::Field kFields[] = {{"/format", Type::kWord},
+                                  {"/format_version", Type::kInteger, 1, 9e18},
+                                  {"/producer", Type::kText},
+                                  {"/model", Type::kObject},
+                                  {"/model/layers", Type::kInteger, 1, 65536},
+                                  {"/tokenizer_hash", Type::kHash},
+                                  {"/texts", Type::kInteger, 1, UINT32_MAX},
+                                  {"/windows", Type::kInteger, 1, UINT32_MAX},
+                                  {"/window", Type::kInteger, 1, UINT32_MAX},
+                                  {"/tokens", Type::kInteger, 1, UINT32_MAX},
+                                  {"/allocation", Type::kWord},
+                                  {"/context", Type::kInteger, 1, UINT32_MAX},
+                                  {"/uniform_budget", Type::kInteger, 1, 1000},
+                                  {"/p", Type::kNumber, 0, 1},
+                                  {"/cosine", Type::kRow},
+                                  {"/cosine/1", Type::kNumber, -1, 1},
+                                  {"/cosine_error", Type::kRow},
+                                  {"/cosine_error/0", Type::kNumber},
+                                  {"/group", Type::kRow},
+                                  {"/group/2", Type::kInteger, 0, 2},
+                                  {"/budget", Type::kRow},
+                                  {"/budget/0", Type::kInteger, 1, 1000}};
 
 TEST(LayersFile, FieldsThatAreWrongAreNamed) {
   TemporaryDirectory dir;
   const std::string path = dir.file("l.json");
-  ASSERT_TRUE(write_layers_file(Env::posix(), path, false, four_layers()).ok());
-  const Json whole = Json::parse(testing::read_file(path));
-  std::vector<Change> changes = {
-      {"/format", "pt", "format: found \"pt\""},
-      {"/format_version", 2, "format_version: found 2, expected at most 1"},
-      {"/more", 1, "more: found 1, expected no such field"},
-      {"/texts", 0, "texts: found 0"},
-      {"/tokens", "9", "tokens: found \"9\""},
-      {"/window", 4294967296, "window: found 4294967296"},
-      {"/context", 1.5, "context: found 1.5"},
-      {"/uniform_budget", 1001, "uniform_budget: found 1001, expected an integer in [1, 1000]"},
-      {"/p", 0, "p: found 0, expected a number in (0, 1]"},
-      {"/p", 1.5, "p: found 1.5"},
-      {"/allocation", "even", "allocation: found \"even\", expected \"groups\" or \"measured\""},
-      {"/tokenizer_hash", "x", "tokenizer_hash: found \"x\""},
-      {"/model", 1, "model: found 1"},
-      {"/model/layers", 0, "model: layers: found 0"},
-      {"/cosine", 0.5, "cosine: found 0.5, expected an array"},
-      {"/cosine/1", 1.01, "cosine[1]: found 1.01"},
-      {"/cosine/1", nullptr, "cosine[1]: found null"},
-      {"/cosine_error/0", -0.5, "cosine_error[0]: found -0.5"},
-      {"/cosine_error", {0.5}, "cosine_error: found 1 values, expected 4, one a layer"},
-      {"/group/2", 3, "group[2]: found 3, expected an integer in [0, 2]"},
-      {"/group", Json::array(), "group: found 0 values, expected 4"},
-      {"/budget/1", 0, "budget[1]: found 0"},
-      {"/budget/0", 1001, "budget[0]: found 1001"},
-      {"/budget/0", 171, "budget: found a sum of 401, expected 400"},
-      {"/budget", {200, 200}, "budget: found 2 values, expected 4"}};
-  for (const auto& [name, value] : whole.items()) {
-    changes.push_back({name.c_str(), Json(Json::value_t::discarded), "found nothing"});
-  }
-  for (const Change& change : changes) {
-    Json json = whole;
-    if (change.value.is_discarded()) {
-      json.erase(change.field);
-    } else {
-      json[Json::json_pointer(change.field)] = change.value;
-    }
+  const Json good = json_of(JsonText(to_json(four_layers())));
+  const auto read = [&](const Json& json) {
     testing::write_file(path, json.dump());
-    const Status status = read_layers_file(path).status();
-    EXPECT_EQ(status.code(),
-              std::string(change.field) == "/format_version" ? Code::kUnsupported : Code::kCorrupt);
-    EXPECT_THAT(status.message(), HasSubstr(path)) << change.field;
-    EXPECT_THAT(status.message(), HasSubstr(change.says)) << change.field;
+    return read_layers_file(path).status();
+  };
+  testing::expect_all_refused(good, kFields, path, read);
+  for (const auto& [patch, field, code] :
+       {std::tuple(R"({"format_version": 2})", "format_version", Code::kUnsupported),
+        {R"({"more": 1})", "more", Code::kCorrupt},
+        {R"({"p": 0})", "p", Code::kCorrupt},
+        {R"({"cosine_error": [-0.5, 0, 0, 0]})", "cosine_error[0]", Code::kCorrupt},
+        {R"({"budget": [171, 30, 170, 30]})", "budget: found a sum of 401, expected 400",
+         Code::kCorrupt}}) {
+    Json json = good;
+    json.update(Json::parse(patch));
+    testing::expect_refused(read(json), code, path, field);
   }
 }
 

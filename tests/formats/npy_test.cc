@@ -4,31 +4,20 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 
 #include "tests/common/npy_file.h"
+#include "tests/common/temporary_directory.h"
+#include "tests/formats/raw_safetensors.h"
 
 namespace sqz {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-namespace fs = std::filesystem;
 
 class NpyTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::path(::testing::TempDir()) / concat("npy_", info->name(), "_", ::getpid());
-    fs::create_directories(folder_);
-    path_ = (folder_ / "tokens.npy").string();
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  void write(const std::string& bytes) {
-    std::ofstream(path_, std::ios::binary).write(bytes.data(), static_cast<long>(bytes.size()));
-  }
+  void write(const std::string& bytes) { testing::write_file(path_, bytes); }
 
   template <class T>
   static std::string data(std::initializer_list<T> values) {
@@ -55,8 +44,8 @@ class NpyTest : public ::testing::Test {
 
   Result<std::vector<int32_t>> read() { return read_npy_tokens(Env::posix(), path_); }
 
-  fs::path folder_;
-  std::string path_;
+  testing::TemporaryDirectory folder_;
+  const std::string path_ = folder_.file("tokens.npy");
 };
 
 TEST_F(NpyTest, ReadsEveryIntegerTypeAndVersion) {
@@ -68,9 +57,6 @@ TEST_F(NpyTest, ReadsEveryIntegerTypeAndVersion) {
   EXPECT_THAT(read().value(), ElementsAre(65535, 3));
   write(file(1, header("<u4", "(1,)"), data<uint32_t>({2147483647})));
   EXPECT_THAT(read().value(), ElementsAre(2147483647));
-}
-
-TEST_F(NpyTest, ReadsAnEmptyArrayAndKeysInAnyOrder) {
   write(file(1, "{'shape': (0,), \"descr\": \"<i4\", 'fortran_order': False}", ""));
   EXPECT_THAT(read().value(), ElementsAre());
 }
@@ -82,24 +68,6 @@ TEST_F(NpyTest, ReadsMoreThanOneBlock) {
   const auto ids = read().value();
   ASSERT_EQ(ids.size(), 50000u);
   for (int32_t i = 0; i < 50000; ++i) ASSERT_EQ(ids[static_cast<size_t>(i)], i);
-}
-
-TEST_F(NpyTest, WritesWhatItReads) {
-  const std::vector<int32_t> ids = {5, 0, 2147483647};
-  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path_, ids, false).ok());
-  EXPECT_EQ(read().value(), ids);
-  // numpy's rule for the header: magic to newline is a multiple of 64.
-  EXPECT_EQ((fs::file_size(path_) - ids.size() * 4) % 64, 0u);
-}
-
-TEST_F(NpyTest, KeepsAnExistingFileUnlessTold) {
-  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{1}, false).ok());
-  const Status status =
-      testing::write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{2}, false);
-  EXPECT_EQ(status.code(), Code::kExists);
-  EXPECT_THAT(read().value(), ElementsAre(1));
-  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path_, std::vector<int32_t>{2}, true).ok());
-  EXPECT_THAT(read().value(), ElementsAre(2));
 }
 
 TEST_F(NpyTest, RefusesWhatItCannotRead) {
@@ -114,7 +82,6 @@ TEST_F(NpyTest, RefusesWhatItCannotRead) {
   for (const auto& [bytes, code, field] : {
            std::tuple(std::string(), corrupt, "first bytes"),
            {"PK\3\4 a zip archive", corrupt, "first bytes"},
-           {"\x93NUMPY\1", corrupt, "first bytes"},
            {file(4, header("<i4", "(0,)"), ""), unsupported, "version"},
            {good.substr(0, 40), corrupt, "header length"},
            {huge, corrupt, "header length"},
@@ -122,9 +89,7 @@ TEST_F(NpyTest, RefusesWhatItCannotRead) {
            {file(1, "{'descr': '<i4', 'shape': (0,)}", ""), corrupt, "fortran_order"},
            {i4("(99999999999999999999,)", ""), unsupported, "shape"},
            {file(1, header(">i4", "(1,)"), "1234"), unsupported, "descr"},
-           {file(1, header("<f4", "(1,)"), "1234"), unsupported, "descr"},
            {i4("(1, 1)", "1234"), unsupported, "shape"},
-           {i4("()", "1234"), unsupported, "shape"},
            {file(1, "{'descr': '<i4', 'fortran_order': True, 'shape': (1,)}", "1234"), unsupported,
             "fortran_order"},
            {i4("(2,)", "1234"), corrupt, "shape"},
@@ -140,8 +105,6 @@ TEST_F(NpyTest, RefusesWhatItCannotRead) {
     EXPECT_EQ(status.code(), code) << status.message();
     EXPECT_THAT(status.message(), ::testing::AllOf(HasSubstr(path_), HasSubstr(field)));
   }
-  fs::remove(path_);
-  EXPECT_EQ(read().status().code(), Code::kNotFound);
 }
 
 }  // namespace

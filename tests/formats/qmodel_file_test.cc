@@ -17,9 +17,7 @@
 namespace sqz {
 namespace {
 
-using ::testing::Contains;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::RawIndex;
 using testing::TemporaryDirectory;
 using testing::tiny_qmodel;
@@ -39,23 +37,10 @@ TEST(QmodelFile, ComesBackAsItWasWritten) {
   EXPECT_EQ(*bytes, testing::read_file(path).size());
   const auto back = read_qmodel_file(path);
   ASSERT_TRUE(back.ok()) << back.status().message();
-  EXPECT_THAT(back->producer, ::testing::StartsWith("sqz "));
   EXPECT_EQ(back->model, f.model);
   EXPECT_EQ(back->tokenizer_hash, f.tokenizer_hash);
-  EXPECT_EQ(back->buckets, 3);
-  EXPECT_EQ(back->hidden, 5);
-  EXPECT_EQ(back->recent, 16);
-  EXPECT_EQ(back->dtype, DType::kF32);
-  EXPECT_EQ(back->dense, std::vector<int64_t>{0});
   EXPECT_EQ(back->training, f.training);
-  ASSERT_EQ(back->recall.size(), 2u);
-  EXPECT_EQ(back->recall[1].selectivity, 0.2);
-  EXPECT_EQ(back->recall[1].recall, 0.5);
   testing::expect_same_layers(*back, f);
-  const auto report = verify_qmodel_file(path);
-  ASSERT_TRUE(report.ok());
-  EXPECT_THAT(report->problems, IsEmpty());
-
   EXPECT_EQ(write_qmodel_file(Env::posix(), path, false, f).status().code(), Code::kExists);
   const std::string first = testing::read_file(path);
   write(path);
@@ -128,28 +113,18 @@ TEST(QmodelFile, AFailureAtAnyCallLeavesNothing) {
   });
 }
 
-TEST(QmodelFile, WithCentroidsAfterRopeItIsRefused) {
+TEST(QmodelFile, ContentsThatAreWrongAreNamed) {
   TemporaryDirectory dir;
-  const std::string path = write(dir.file("q.sqz"));
-  RawIndex raw = RawIndex::read(path);
-  raw.metadata["roped_centroids"] = "stored";
-  testing::write_file(path, raw.bytes());
-  EXPECT_THAT(read_qmodel_file(path).status().message(),
-              HasSubstr("roped_centroids: found \"stored\", expected no such key: train"));
-}
-
-TEST(QmodelFile, VerifyNamesAllThatIsWrong) {
-  TemporaryDirectory dir;
-  const std::string path = write(dir.file("q.sqz"));
-  RawIndex raw = RawIndex::read(path);
-  raw.set("layers.1.output.bias", 2, std::nanf(""));
-  raw.set("layers.1.centroids", 0, 9.0f);
-  testing::write_file(path, raw.bytes());
-  const auto report = verify_qmodel_file(path);
-  ASSERT_TRUE(report.ok());
-  EXPECT_THAT(report->problems, Contains(HasSubstr("tensor \"layers.1.centroids\": XXH3-64")));
-  EXPECT_THAT(report->problems, Contains(HasSubstr("layers.1.centroids: KV head 0, bucket 0")));
-  EXPECT_THAT(report->problems, Contains(HasSubstr("\"layers.1.output.bias\"")));
+  const RawIndex whole = RawIndex::read(write(dir.file("q.sqz")));
+  for (const auto& [tensor, value, said] :
+       {std::tuple("layers.1.output.bias", std::nanf(""), "\"layers.1.output.bias\": found NaN"),
+        {"layers.1.centroids", 9.0f, "layers.1.centroids: KV head 0, bucket 0"}}) {
+    RawIndex raw = whole;
+    raw.set(tensor, 0, value);
+    raw.fix_checksums();
+    testing::write_file(dir.file("q.sqz"), raw.bytes());
+    EXPECT_THAT(read_qmodel_file(dir.file("q.sqz")).status().message(), HasSubstr(said));
+  }
 }
 
 TEST(QmodelFile, WhatIsOutOfRangeIsNotWritten) {

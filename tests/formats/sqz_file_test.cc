@@ -110,80 +110,51 @@ TEST_P(SqzFileRoundTrip, ACopyOfTheViewsHasTheSameBytes) {
   EXPECT_TRUE(testing::read_file(path_) == testing::read_file(dir_.file("copy")));
 }
 
-template <class T>
-std::vector<T> copy(const void* data, int64_t n) {
-  const T* p = static_cast<const T*>(data);
-  return {p, p + n};
-}
-
-std::vector<float> floats(const void* data, int64_t n, DType dtype) {
-  std::vector<float> out;
-  for (const uint16_t bits : copy<uint16_t>(data, n)) {
-    out.push_back(dtype == DType::kBF16 ? to_float(BFloat16{bits}) : to_float(Float16{bits}));
+// Rows of one head of a view, [n, d] of 16-bit numbers, are those of these tokens.
+void expect_rows(const void* data, int64_t head, const std::vector<int64_t>& tokens,
+                 const std::vector<float>& all, const TinyIndexOptions& o) {
+  const auto n = std::ssize(tokens), d = o.head_dim;
+  std::vector<float> found(static_cast<size_t>(n * d)), expected;
+  to_floats(static_cast<const uint16_t*>(data) + head * n * d, o.dtype, n * d, found.data());
+  for (const int64_t t : tokens) {
+    const auto first = all.begin() + (head * o.tokens + t) * d;
+    expected.insert(expected.end(), first, first + d);
   }
-  return out;
-}
-
-// tokens' rows of one head, from [Hkv, N, d].
-std::vector<float> rows(const std::vector<float>& all, int64_t head, int64_t tokens, int64_t d,
-                        const std::vector<int64_t>& wanted) {
-  std::vector<float> out;
-  for (const int64_t t : wanted) {
-    const auto first = all.begin() + (head * tokens + t) * d;
-    out.insert(out.end(), first, first + d);
-  }
-  return out;
+  EXPECT_EQ(found, expected);
 }
 
 TEST_P(SqzFileRoundTrip, EveryTensorComesBackInEitherMode) {
+  const TinyIndexOptions& o = index_.options;
   for (const OpenMode mode : {OpenMode::kMmap, OpenMode::kRead}) {
     const auto file = SqzFile::open(path_, mode);
     ASSERT_TRUE(file.ok()) << file.status().message();
-    const TinyIndexOptions& o = index_.options;
-    const int64_t d = o.head_dim;
     for (int64_t l = 0; l < o.layers; ++l) {
       const LayerView view = (*file)->layer(l);
       const TinyIndex::Layer& want = index_.layers[static_cast<size_t>(l)];
-      EXPECT_EQ(view.dtype, o.dtype);
-      EXPECT_EQ(view.kv_heads, o.kv_heads);
-      EXPECT_EQ(view.head_dim, d);
-      EXPECT_EQ(view.slots, want.shape.slots);
-      EXPECT_EQ(view.exact, want.shape.exact);
+      ASSERT_EQ(view.slots, want.shape.slots);
+      ASSERT_EQ(view.exact, want.shape.exact);
       ASSERT_EQ(view.levels, static_cast<int>(want.shape.clusters.size()));
-      EXPECT_EQ(view.positions != nullptr, view.slots > 0);
-      EXPECT_EQ(view.keys != nullptr, view.slots > 0);
-      EXPECT_EQ(view.values != nullptr, view.slots > 0);
-      EXPECT_EQ(view.heavy != nullptr, view.slots > 0 && o.heavy_hitters);
-      EXPECT_EQ(view.pages, view.slots > 0 && o.page_size > 0 ? 4 : 0);
+      const auto expect_numbers = [](const uint32_t* found, const std::vector<uint32_t>& expected) {
+        ASSERT_EQ(found != nullptr, !expected.empty());
+        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), found));
+      };
+      expect_numbers(view.positions, want.positions);
+      expect_numbers(view.heavy, want.heavy);
       for (size_t k = 0; k < want.shape.clusters.size(); ++k) {
-        const LevelView& level = view.level[k];
-        ASSERT_EQ(level.clusters, want.shape.clusters[k]);
-        EXPECT_THAT(copy<uint32_t>(level.offsets, o.kv_heads * (level.clusters + 1)),
-                    ElementsAreArray(want.offsets[k]));
-        EXPECT_EQ(level.value_means != nullptr, o.has_value_means);
-        EXPECT_NE(level.centroids, nullptr);
+        EXPECT_EQ(view.level[k].clusters, want.shape.clusters[k]);
+        expect_numbers(view.level[k].offsets, want.offsets[k]);
       }
       for (int64_t h = 0; h < o.kv_heads; ++h) {
-        std::vector<int64_t> slots, exact;
-        for (int64_t s = 0; s < view.slots; ++s) {
-          slots.push_back(view.positions[h * view.slots + s]);
-          EXPECT_EQ(view.positions[h * view.slots + s],
-                    want.positions[static_cast<size_t>(h * view.slots + s)]);
-        }
+        const uint32_t* positions = view.positions + h * view.slots;
+        const std::vector<int64_t> slots(positions, positions + view.slots);
+        std::vector<int64_t> exact;
         const int64_t sink = view.slots > 0 ? o.sink : 0;
         for (int64_t t = 0; t < sink; ++t) exact.push_back(t);
         for (int64_t t = o.tokens - view.exact + sink; t < o.tokens; ++t) exact.push_back(t);
-        const auto part = [&](const void* data, int64_t n) {
-          return floats(static_cast<const uint16_t*>(data) + h * n * d, n * d, o.dtype);
-        };
-        if (view.keys) {
-          EXPECT_EQ(part(view.keys, view.slots), rows(want.keys, h, o.tokens, d, slots));
-          EXPECT_EQ(part(view.values, view.slots), rows(want.values, h, o.tokens, d, slots));
-        }
-        if (view.exact > 0) {
-          EXPECT_EQ(part(view.exact_keys, view.exact), rows(want.keys, h, o.tokens, d, exact));
-          EXPECT_EQ(part(view.exact_values, view.exact), rows(want.values, h, o.tokens, d, exact));
-        }
+        expect_rows(view.keys, h, slots, want.keys, o);
+        expect_rows(view.values, h, slots, want.values, o);
+        expect_rows(view.exact_keys, h, exact, want.keys, o);
+        expect_rows(view.exact_values, h, exact, want.values, o);
       }
     }
   }
@@ -193,34 +164,13 @@ TEST_P(SqzFileRoundTrip, VerifyFindsNothingAndReportsProgress) {
   const auto file = SqzFile::open(path_);
   ASSERT_TRUE(file.ok()) << file.status().message();
   uint64_t last = 0;
-  const auto report = (*file)->verify([&](uint64_t done, uint64_t total) {
+  const Status verified = (*file)->verify([&](uint64_t done, uint64_t total) {
     EXPECT_GE(done, last);
     EXPECT_EQ(total, index_.bytes);
     last = done;
   });
-  ASSERT_TRUE(report.ok());
-  EXPECT_THAT(report->problems, ::testing::IsEmpty());
-  EXPECT_EQ(static_cast<size_t>(report->checked), (*file)->header().tensors.size());
+  EXPECT_EQ(verified.message(), "");
   EXPECT_GT(last, 0u);
-}
-
-TEST_P(SqzFileRoundTrip, IsALegalAlignedSafetensorsFile) {
-  const auto raw = Env::posix().open_read(path_);
-  ASSERT_TRUE(raw.ok());
-  const auto header = read_safetensors_header(**raw);
-  ASSERT_TRUE(header.ok()) << header.status().message();
-  EXPECT_EQ(header->data_offset % 4096, 0u);
-  std::string layer;
-  for (const TensorInfo& tensor : header->tensors) {
-    if (tensor.name.starts_with("padding.")) continue;
-    EXPECT_EQ(tensor.offset % 64, 0u) << tensor.name;
-    const std::string prefix = tensor.name.substr(0, tensor.name.find('.', 7));
-    if (tensor.name.starts_with("layers.") && prefix != layer) {
-      EXPECT_EQ(tensor.offset % 4096, 0u) << tensor.name;
-      layer = prefix;
-    }
-  }
-  EXPECT_EQ(header->tensors.back().name, "header.xxh3_128");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SqzFileRoundTrip, ::testing::ValuesIn(cases()),
@@ -306,9 +256,7 @@ TEST(SqzFile, StaysReadableAfterItWasReplaced) {
   TinyIndexOptions other;
   other.seed = 2;
   ASSERT_TRUE(testing::write_tiny_index(path, other).ok());
-  const auto report = (*old)->verify();
-  ASSERT_TRUE(report.ok());
-  EXPECT_THAT(report->problems, ::testing::IsEmpty());
+  EXPECT_EQ((*old)->verify().message(), "");
 }
 
 }  // namespace

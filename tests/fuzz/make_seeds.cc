@@ -1,10 +1,8 @@
-// Writes the seeds of the fuzz targets and the dictionary of JSON names: make_seeds FOLDER, where
-// FOLDER is tests/fuzz. Run again when a format changes, and commit what it wrote.
+// Writes the seeds of the fuzz targets that are no text: make_seeds FOLDER, where FOLDER is
+// tests/fuzz. Run again when a format changes, and commit what it wrote.
 #include <filesystem>
 #include <iostream>
-#include <set>
 
-#include "formats/checkpoint.h"
 #include "libindex/compress.h"
 #include "libindex/prune.h"
 #include "tests/common/npy_file.h"
@@ -81,79 +79,6 @@ void write_capture(const std::string& path) {
   write_file(path, bytes);
 }
 
-// config.json, the index of shards if there is one, and the shard, as checkpoint_fuzz takes them.
-void write_checkpoint(const std::string& path, const std::string& config, bool sharded) {
-  nlohmann::json header, map;
-  uint64_t bytes = 0;
-  for (const auto& tensor : required_tensors(parse_model_config(config, path).value())) {
-    uint64_t end = 2;
-    for (const int64_t size : tensor.shape) end *= static_cast<uint64_t>(size);
-    end += bytes;
-    header[tensor.name] = {
-        {"dtype", "BF16"}, {"shape", tensor.shape}, {"data_offsets", {bytes, end}}};
-    map[tensor.name] = "1-of-1";
-    bytes = end;
-  }
-  const std::string index = sharded ? nlohmann::json({{"weight_map", map}}).dump() : "";
-  write_file(path, config + '\0' + index + '\0' +
-                       safetensors_bytes(header.dump(), std::string(bytes, '\1')));
-}
-
-void write_checkpoints(const std::filesystem::path& folder) {
-  constexpr const char* kShape =
-      R"("hidden_size": 4, "intermediate_size": 2, "num_attention_heads": 2,
- "num_hidden_layers": 1, "num_key_value_heads": 1, "vocab_size": 3, "max_position_embeddings": 64,
- "eos_token_id": [1, 2], "bos_token_id": 0)";
-  write_checkpoint(at(folder, "llama"),
-                   concat(R"({"architectures": ["LlamaForCausalLM"], )", kShape, R"(,
- "attention_bias": true, "mlp_bias": true, "rope_parameters": {"factor": 8.0, "high_freq_factor": 4.0,
- "low_freq_factor": 1.0, "original_max_position_embeddings": 48, "rope_theta": 10000.0,
- "rope_type": "llama3"}, "dtype": "bfloat16"})"),
-                   false);
-  write_checkpoint(at(folder, "qwen2"),
-                   concat(R"({"architectures": ["Qwen2ForCausalLM"], )", kShape, R"(,
- "max_window_layers": 0, "sliding_window": 40, "use_sliding_window": true, "tie_word_embeddings": true,
- "layer_types": ["sliding_attention"], "rope_theta": 10000.0, "rope_scaling": {"beta_fast": 24,
- "beta_slow": 2, "factor": 4.0, "original_max_position_embeddings": 64, "truncate": false,
- "type": "yarn"}, "torch_dtype": "bfloat16"})"),
-                   true);
-  write_checkpoint(at(folder, "qwen3"),
-                   concat(R"({"architectures": ["Qwen3ForCausalLM"], )", kShape, R"(,
- "head_dim": 2, "rope_scaling": {"type": "linear", "factor": 2}})"),
-                   true);
-}
-
-// Every name in a JSON object below, in quotes.
-void collect_names(const nlohmann::json& json, std::set<std::string>& names) {
-  for (const auto& [name, value] : json.items()) {
-    if (json.is_object()) names.insert(name);
-    if (value.is_structured()) collect_names(value, names);
-    const auto inner = value.is_string()
-                           ? nlohmann::json::parse(value.get<std::string>(), nullptr, false)
-                           : nlohmann::json();
-    if (inner.is_structured()) collect_names(inner, names);
-  }
-}
-
-void write_dictionary(const std::filesystem::path& folder, const std::string& path) {
-  std::set<std::string> names = {"true", "false", "null",  "[]",         "{}",
-                                 "-1",   "0",     "1e308", "4294967295", "9223372036854775807",
-                                 "BF16", "F16",   "U8"};
-  for (const auto& entry : std::filesystem::directory_iterator(folder / "sqz_file_fuzz")) {
-    const std::string bytes = read_file(entry.path());
-    uint64_t length = 0;
-    std::memcpy(&length, bytes.data(), 8);
-    collect_names(nlohmann::json::parse(bytes.substr(8, length)), names);
-  }
-  for (const auto& entry : std::filesystem::directory_iterator(folder / "checkpoint_fuzz")) {
-    const std::string bytes = read_file(entry.path());
-    collect_names(nlohmann::json::parse(bytes.substr(0, bytes.find('\0'))), names);
-  }
-  std::string text;
-  for (const std::string& name : names) text += '"' + name + "\"\n";
-  write_file(path, text);
-}
-
 Status write_all(const std::filesystem::path& folder) {
   const auto seeds = folder / "seeds";
   Env& env = Env::posix();
@@ -166,8 +91,6 @@ Status write_all(const std::filesystem::path& folder) {
   const std::vector<int32_t> ids = {3, 1, 4, 1, 5};
   SQZ_RETURN_IF_ERROR(testing::write_npy_tokens(env, at(seeds / "npy_fuzz", "ids.npy"), ids, true));
   write_capture(at(seeds / "capture_fuzz", "one_layer"));
-  write_checkpoints(seeds / "checkpoint_fuzz");
-  write_dictionary(seeds, at(folder / "dictionaries", "json.dict"));
   return {};
 }
 

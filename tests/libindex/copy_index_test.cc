@@ -30,7 +30,7 @@ TEST(CopyIndex, WritesTheNewestVersion) {
                   .ok());
   const auto after = SqzFile::open(directory.file("b.sqz")).value();
   EXPECT_EQ(after->metadata().version, kFormatVersion);
-  EXPECT_TRUE(after->verify().value().problems.empty());
+  EXPECT_EQ(after->verify().message(), "");
   EXPECT_EQ(after->calibration().value().thresholds, calibration.thresholds);
   EXPECT_EQ(after->calibration().value().coarse, calibration.coarse);
   EXPECT_EQ(3 * after->tensor("calibration.thresholds").size(),
@@ -57,7 +57,7 @@ TEST(CopyIndex, RefusesLayerBudgetsThatDoNotFit) {
   } cases[] = {{[](auto& b) {
                   b.budget = {9, 31, 20};
                 },
-                "budget: found 3 values, expected 2"},
+                "budget: found an array of 3, expected 2"},
                {[](auto& b) {
                   b.budget = {9, 30};
                 },

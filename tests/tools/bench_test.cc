@@ -84,7 +84,7 @@ TEST_F(BenchTool, SavesAndServesIndexes) {
     }
     const auto opened = SqzFile::open(file);
     ASSERT_TRUE(opened.ok()) << opened.status().message();
-    EXPECT_EQ((*opened)->verify()->problems, std::vector<std::string>());
+    EXPECT_EQ((*opened)->verify().message(), "");
   }
 }
 

@@ -123,7 +123,7 @@ TEST_F(IndexToolTest, BuildsFromACapture) {
     const Json said = info("x.sqz");
     for (const auto& [key, value] : index.items()) EXPECT_EQ(said[key], value) << key;
     EXPECT_EQ(said["fingerprint"], built["fingerprint"]);
-    EXPECT_GT(expect({"sqz-index verify x.sqz", 0, {"ok", "problems"}})["checked"], 10);
+    EXPECT_EQ(expect({"sqz-index verify x.sqz"})["ok"], true);
   }
   EXPECT_EQ(files(), "c.h5\nx.sqz\n");
   const Json built = expect(
@@ -161,10 +161,7 @@ TEST_F(IndexToolTest, VerifyFindsDamage) {
   std::string bytes = whole;
   bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
   write_all(path("x.sqz"), bytes);
-  const ToolRun damaged = run("sqz-index", {"verify", path("x.sqz"), "--json"});
-  EXPECT_EQ(damaged.code, 3);
-  EXPECT_EQ(damaged.last()["ok"], false);
-  EXPECT_EQ(damaged.last()["problems"].size(), 1u);
+  EXPECT_EQ(expect({"sqz-index verify x.sqz", 3, {"XXH3-64"}})["code"], "corrupt file");
   write_all(path("x.sqz"), whole.substr(0, whole.size() - 1));
   EXPECT_EQ(expect({"sqz-index info x.sqz", 3})["code"], "corrupt file");
 }

@@ -24,7 +24,7 @@ void warn_of_chat_template(const std::string& path) {
   const auto config = text.ok() ? parse_json(*text, path) : JsonDocument();
   const JsonValue* found = config.ok() ? config->root().find("chat_template") : nullptr;
   const bool in_config = found != nullptr && !found->is_null();
-  if (!in_config && !fs::exists(path + "/chat_template.jinja")) return;
+  if (!in_config && !Env::posix().exists(path + "/chat_template.jinja")) return;
   spdlog::warn(
       "{}: the model has a chat template, which is not applied: texts and prompts are taken "
       "as they are, turn markers included; sqz-index build --chat F.json applies it",

@@ -460,9 +460,7 @@ TEST(CudaBuild, VerifiesAndRepeats) {
     EXPECT_EQ(report->engine.rfind("cuda (", 0), 0u);
     const auto file = SqzFile::open(path);
     ASSERT_TRUE(file.ok()) << file.status().message();
-    const auto verified = file.value()->verify();
-    ASSERT_TRUE(verified.ok()) << verified.status().message();
-    EXPECT_TRUE(verified->problems.empty()) << verified->problems[0];
+    EXPECT_EQ(file.value()->verify().message(), "");
     std::ifstream in(path, std::ios::binary);
     content.assign(std::istreambuf_iterator<char>(in), {});
   }
