@@ -73,7 +73,7 @@ TEST_F(Options, WrongWordsAreNamed) {
   expect_all({
       {"sqz-index", 2, {"a command is required"}},
       {"sqz-index bilud", 2, {"no command bilud", "build"}},
-      {"sqz-index info a.sqz --verbse", 2, {"no option --verbse"}},
+      {"sqz-index info a.sqz --verbse", 2, {"no option --verbse; did you mean --verbose?"}},
       {"sqz-index info a.sqz --nothing-like-it=3", 2, {"no option --nothing-like-it"}},
       {"sqz-index info a.sqz --threads -1", 2, {"--threads", "-1"}},
       {"sqz-index info a.sqz --device gpu", 2, {"--device", "gpu"}},

@@ -236,7 +236,19 @@ std::string Tool::problem(const CLI::ParseError& error) const {
     return word == extra.end() ? "a command is required: " + commands
                                : concat("no command ", *word, "; expected ", commands);
   }
-  if (option != extra.end()) return concat("no option ", option->substr(0, option->find('=')));
+  if (option != extra.end()) {
+    const std::string name = option->substr(0, option->find('='));
+    std::string nearest;  // begins alike
+    size_t alike = 4;
+    for (const CLI::Option* known : chosen_->get_options()) {
+      const std::string other = known->get_name();
+      const auto end = std::mismatch(name.begin(), name.end(), other.begin(), other.end()).first;
+      if (end - name.begin() <= static_cast<std::ptrdiff_t>(alike)) continue;
+      alike = static_cast<size_t>(end - name.begin());
+      nearest = "; did you mean " + other + "?";
+    }
+    return concat("no option ", name, nearest);
+  }
   return word == extra.end() ? error.what() : "unexpected argument " + *word;
 }
 
