@@ -42,9 +42,8 @@ const std::map<std::string, Defaults, std::less<>>& architectures() {
 
 std::string read_architecture(JsonFields& config) {
   constexpr std::string_view kExpected =
-      "one of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM; for other "
-      "models "
-      "sqz.transformers.capture (Python) makes a capture, and sqz-index build --capture its index";
+      "one of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM; `python -m "
+      "sqz build` makes indexes of other models with transformers";
   const JsonValue* list = config.find("architectures");
   if (list == nullptr || !list->is_array() || list->size() != 1 || !(*list)[0].is_string()) {
     config.complain("architectures", kExpected);

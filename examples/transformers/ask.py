@@ -4,33 +4,22 @@
   examples/transformers/ask.py                                      the small model and the book of this tree
   examples/transformers/ask.py --model MODEL --text manual.txt --index manual.sqz --budget 0.125
 
-If the index is missing, the model runs over the text once and sqz-index, which must be on the PATH, clusters the keys.
-Then each line of input is a prompt, which the model continues; the small model knows nothing but how to continue a
-text. Needs: pip install '.[transformers]' in the checkout.
+If the index is missing, the model runs over the text once. Then each line of input is a prompt, which the model
+continues; the small model knows nothing but how to continue a text. Needs: pip install '.[transformers]' in the
+checkout.
 """
 
 import argparse
 import pathlib
-import subprocess
 import sys
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
 
+import sqz
 import sqz.transformers
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[1]
-
-
-def build(args, model, tokenizer):
-    """Text -> token ids -> keys and values -> index."""
-    ids = tokenizer(args.text.read_text(encoding="utf-8"), return_tensors="pt").input_ids[:, :args.tokens]
-    captured = args.index.with_suffix(".h5")
-    print(sqz.transformers.capture(model, ids, captured, tokenizer=tokenizer, overwrite=True), file=sys.stderr)
-    try:
-        subprocess.run(["sqz-index", "build", "--capture", captured, "-o", args.index], check=True, stdout=sys.stderr)
-    finally:
-        captured.unlink()
 
 
 def main():
@@ -45,7 +34,7 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto").to(args.device).eval()
     if not args.index.exists():
-        build(args, model, tokenizer)
+        print(sqz.build(model, tokenizer, args.text, args.index, max_tokens=args.tokens), file=sys.stderr)
     with sqz.transformers.FixedContext(model, args.index, tokenizer=tokenizer, budget=args.budget) as context:
         for line in sys.stdin:
             question = tokenizer("\n" + line.strip(), add_special_tokens=False, return_token_type_ids=False,
