@@ -29,24 +29,6 @@ sqz_status sqz_index_info_json(const sqz_index* index) {
   });
 }
 
-sqz_status sqz_index_find_problems(const sqz_index* index, const sqz_progress* progress) {
-  return fence([&]() -> Status {
-    SQZ_ASSIGN_OR_RETURN(const sqz::SqzFile* file, file_of(index));
-    const auto tell = sqz::capi::teller(progress);
-    SQZ_ASSIGN_OR_RETURN(const sqz::VerifyReport report,
-                         file->verify([&](uint64_t done, uint64_t total) {
-                           if (total > 0) {
-                             tell(static_cast<double>(done) / static_cast<double>(total));
-                           }
-                         }));
-    sqz::capi::set_result({{"path", file->path()},
-                           {"ok", report.problems.empty()},
-                           {"checked", report.checked},
-                           {"problems", report.problems}});
-    return {};
-  });
-}
-
 sqz_status sqz_index_calibrate(const sqz_index* index, const int64_t* calls, int64_t count,
                                const sqz_tensor* const* queries, const char* output,
                                const char* options, const sqz_progress* progress) {

@@ -16,7 +16,7 @@ from sqz.index import Index
 # As in _library.FUNCTIONS.
 FUNCTIONS = {
     "sqz_build_create": "ppplpp", "sqz_build_add_layer": "ppppp", "sqz_build_finish": "p", "sqz_index_info_json": "p",
-    "sqz_index_find_problems": "pp", "sqz_index_calibrate": "pplpppp", "sqz_index_compress": "pppp",
+    "sqz_index_calibrate": "pplpppp", "sqz_index_compress": "pppp",
 }
 try:
     for _name, _arguments in FUNCTIONS.items():
@@ -95,14 +95,6 @@ def info(index: Index) -> dict[str, Any]:
     """What `sqz-index info --json` prints."""
     with index._pointer.lock:
         index._check(lib.sqz_index_info_json(index._pointer.at))
-    return _result()
-
-
-def find_problems(index: Index, tell: Tell | None = None) -> dict[str, Any]:
-    """{"path", "ok", "checked", "problems"}."""
-    progress = Progress(tell)
-    with index._pointer.lock:
-        progress.check(lib.sqz_index_find_problems(index._pointer.at, c.byref(progress)))
     return _result()
 
 

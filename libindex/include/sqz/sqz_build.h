@@ -104,10 +104,6 @@ SQZ_API void sqz_build_destroy(sqz_build* build);
 /* Result: what `sqz-index info --json` prints. */
 SQZ_API sqz_status sqz_index_info_json(const sqz_index* index);
 
-/* Checks every checksum and invariant. Result: path, ok, checked (tensors), problems (sentences).
- * Problems are no error: SQZ_OK says that the file was read. */
-SQZ_API sqz_status sqz_index_find_problems(const sqz_index* index, const sqz_progress* progress);
-
 /* Publishes the index at `output` with a calibration by queries that were asked of it: as it is
  * asked later, so that it delivers the budget that it is asked for.
  *
