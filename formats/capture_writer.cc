@@ -14,7 +14,7 @@ constexpr int64_t kChunkRows = 4096;  // 1 MiB of float32 at head_dim 64: HDF5's
 
 constexpr std::string_view kErrno = "errno = ";  // in messages of HDF5
 
-// Of all layers, without cosines.
+// The bytes of all layers, without cosines.
 uint64_t least_bytes(const CaptureInfo& info) {
   uint64_t out = 0;
   for (const CapturePart& part : capture_parts(info, false)) {

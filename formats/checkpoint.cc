@@ -22,7 +22,7 @@ Result<JsonDocument> read_json(Env& env, const std::string& path) {
   return parse_json_object(text, path);
 }
 
-// What generation_config.json, if it is there, says of the tokens that end an answer.
+// Reads the tokens that end an answer from generation_config.json, if there is one.
 Status merge_generation_config(Env& env, const std::string& path, ModelConfig& config) {
   if (!env.exists(path)) return {};
   SQZ_ASSIGN_OR_RETURN(const JsonDocument json, read_json(env, path));

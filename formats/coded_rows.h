@@ -25,8 +25,9 @@ constexpr int64_t code_bytes(int64_t dim, int bits) {
   return (dim * bits + 7) / 8;
 }
 
-// What codes of 1 and 2 bits stand for: levels of Lloyd and Max for a normal distribution, the
-// greatest as 127. Ascending, so that a code and its complement differ in sign alone.
+// The numbers that codes of 1 and 2 bits stand for: levels of Lloyd and Max for a normal
+// distribution, the greatest as 127. They ascend, so a code and its complement differ in sign
+// alone.
 std::span<const int8_t> code_levels(int bits);
 // The greatest of these levels in standard deviations.
 double greatest_level(int bits);
@@ -38,7 +39,7 @@ struct CodedRows {
   const void* scales = nullptr;      // [Hkv, M] of the index's dtype, at least 0
 
   constexpr bool rotated() const { return bits > 0 && bits < 8; }
-  // Those of one KV head and the ones after it.
+  // The rows of one KV head and the heads after it.
   CodedRows from_head(int64_t head, int64_t slots, int64_t dim) const;
 };
 

@@ -56,7 +56,7 @@ Status check_layout(const Hdf5Dataset& dataset, hid_t properties, bool& compress
   return unsupported(dataset, "a chunk above 1 GiB", "chunks of at most 1 GiB");
 }
 
-// What the shape promises must be in the file: a shape alone must never make us allocate.
+// The file must hold the data that the shape promises: a shape alone must never make us allocate.
 Status check_stored(const Hdf5Dataset& dataset, hid_t file, bool compressed) {
   const Hdf5Id type(H5Dget_type(dataset.id.get()));
   const auto elements = checked_elements(dataset.shape);
@@ -82,7 +82,7 @@ bool Hdf5Id::reset() {
 }
 
 Hdf5Quiet::Hdf5Quiet() {
-  // What could not be written is not to be written when the process ends: that crashes.
+  // HDF5 would write the data that it could not write once more when the process ends, and crash.
   [[maybe_unused]] static const herr_t once = H5dont_atexit();
   H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);

@@ -14,7 +14,7 @@ constexpr int64_t kMaxHeadDim = 4096;
 constexpr int64_t kMaxSize = int64_t{1} << 31;
 constexpr int64_t kMaxPositions = int64_t{1} << 40;
 
-// What Hugging Face's config classes do when a field is absent.
+// The defaults of Hugging Face's config classes for absent fields.
 struct Defaults {
   bool kv_heads_optional = false;      // absent num_key_value_heads: as many as query heads
   int64_t head_dim = 0;                // absent head_dim; 0 = hidden_size / num_attention_heads

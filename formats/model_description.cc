@@ -9,7 +9,7 @@ namespace sqz {
 namespace {
 
 constexpr int64_t kMaxLayers = 1 << 16;
-constexpr int64_t kMaxHeads = 1 << 16;               // what a session takes grows with this,
+constexpr int64_t kMaxHeads = 1 << 16;               // the memory of a session grows with this,
 constexpr int64_t kMaxHeadDim = 4096;                // and with this, whatever the file's size
 constexpr int64_t kMaxWidth = 1 << 24;               // hidden size
 constexpr int64_t kMaxPositions = int64_t{1} << 40;  // vocabulary, positions

@@ -34,8 +34,8 @@ Result<std::shared_ptr<std::byte>> read_all(const ReadFile& file) {
   return buffer;
 }
 
-// What a user most likely did: named some other file. Says so in words, before the parser complains
-// about the length of a header that is not one.
+// The user has most likely named some other file. This says so in words, before the parser
+// complains about the length of a header that is not one.
 Status refuse_foreign(std::span<const std::byte> bytes, FileKind kind, const std::string& path) {
   const std::string start = concat(path, ": not ", kind_of(kind).words, ": ");
   if (bytes.empty()) return {Code::kCorrupt, start + "the file is empty"};
@@ -52,7 +52,7 @@ Status refuse_foreign(std::span<const std::byte> bytes, FileKind kind, const std
                                  ", expected a safetensors header")};
 }
 
-// Of a file that is to be read whole: that it looks like one of ours, before memory is taken for
+// Checks that a file which is to be read whole looks like one of ours, before memory is taken for
 // it.
 Status check_start(const ReadFile& file, FileKind kind) {
   std::array<std::byte, 16> start{};

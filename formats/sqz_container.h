@@ -80,7 +80,7 @@ inline constexpr const char* kRotationName = "rotation";
 inline constexpr const char* kPaddingPrefix = "padding.";
 
 struct PlannedTensor {
-  std::string name;  // which says what is in it
+  std::string name;  // says what is in the file
   DType dtype = DType::kU8;
   std::vector<int64_t> shape;
   uint64_t alignment = kCacheLine;

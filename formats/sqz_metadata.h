@@ -14,7 +14,7 @@ namespace sqz {
 inline constexpr const char* kCalibrationKey = "calibration";
 
 JsonText to_json(const LayerBudgets& budgets);
-// Of a model with so many layers.
+// Reads the budgets of a model with `layers` layers.
 LayerBudgets read_budgets(JsonFields& in, int64_t layers);
 
 // Reads the metadata of an index, checks ranges, and that the fields fit each other.
@@ -38,7 +38,7 @@ struct CalibrationTable {
   std::vector<int64_t> shape;
   enum { kThresholds, kCurves, kShares } kind;  // curves: thresholds that do not rise
 };
-// Those of an index with this metadata, in file order, with the shapes of its version.
+// The tables of an index with this metadata, in file order, with the shapes of its version.
 std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata);
 // Turns tables of the metadata's version into those of the newest one.
 void drop_old_policies(const IndexMetadata& metadata, Calibration& calibration);

@@ -281,7 +281,7 @@ Decoder make_fuse(JsonFields&) {
   };
 }
 
-// Of a token "<0xNN>", else -1.
+// The byte that a token "<0xNN>" stands for; -1 for every other token.
 int byte_of(std::string_view token) {
   if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return -1;
   int byte = -1;

@@ -357,7 +357,8 @@ class Builder final : public IndexBuilder {
     return report_;
   }
 
-  // Of the layer that is made now; the one before is being written from the other.
+  // The store of the layer that is made now. The layer before is being written from the other
+  // store.
   LayerStore& store() { return stores_[static_cast<size_t>(next_layer_ % 2)]; }
 
   const BuildLayout layout_;

@@ -1,13 +1,13 @@
 // Calibration: thresholds and shares for every budget, from the queries of the calibration tokens
 // against the centroids as stored, scored by the runtime's own score_clusters().
 //
-// What is measured: a cluster's score counts with its number of keys, over all (sparse layer, KV
-// head, query); thresholds are quantiles of that one distribution, so they are global, as in the
-// paper (3.2). Scope 0 (generation) scores a query on its own, with the mean over the heads of its
-// GQA group. Scope 1 (prompt) scores a block of queries together. Queries of the tail
-// count in both scopes: each on its own, and all as one block. Of recorded calls of an engine those
-// with one query count in scope 0 and those with several, each as one block, in scope 1, as they
-// are served; calls weigh the same, whatever their length.
+// A cluster's score counts with its number of keys, over all (sparse layer, KV head, query).
+// Thresholds are quantiles of that one distribution, so they are global, as in the paper (3.2).
+// Scope 0 (generation) scores a query on its own, with the mean over the heads of its GQA group.
+// Scope 1 (prompt) scores a block of queries together. Queries of the tail count in both scopes:
+// each on its own, and all as one block. Of recorded calls of an engine those with one query count
+// in scope 0 and those with several, each as one block, in scope 1, as they are served; calls weigh
+// the same, whatever their length.
 //
 // The tree (path 1) is measured as it is served. T_1 is set so that the clusters of level 1 with
 // S >= T_1 hold coarse_keep of all keys; level 2 is scored for their children alone, with the

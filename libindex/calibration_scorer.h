@@ -1,5 +1,5 @@
-// What calibration measures with: scores of the clusters of every KV head, as sketches. On the CPU
-// it is the runtime's own score_clusters(); an engine may bring one that runs on its device
+// Calibration measures the scores of the clusters of every KV head, as sketches. On the CPU
+// they come from the runtime's own score_clusters(); an engine may bring a scorer for its device
 // (LayerEngine::calibration_scorer()), with scores that differ by rounding alone.
 #pragma once
 

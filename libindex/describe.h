@@ -1,4 +1,4 @@
-// What an index says of itself, for people and scripts.
+// Describes an index by its metadata, for people and scripts.
 #pragma once
 
 #include "formats/base/json.h"

@@ -32,13 +32,13 @@ struct BudgetRequest {
 };
 
 // Keys of each layer, [layers]: round(p b_init) in the last group, the others share the rest alike.
-// What would exceed the context goes back to the last group. The sum is layers * b_init, to the
-// key; keys that do not divide evenly go to the first layers. kInvalidArgument names the number
+// Keys beyond the length of the context go back to the last group. The sum is layers * b_init, to
+// the key; keys that do not divide evenly go to the first layers. kInvalidArgument names the number
 // that is out of range.
 Result<std::vector<int64_t>> layer_budgets(std::span<const int> groups,
                                            const BudgetRequest& request);
 
-// What a layer costs with so many keys; points in any order.
+// The loss of a layer as a function of its keys; points in any order.
 struct LayerLoss {
   struct Point {
     double keys = 0;  // fraction of the clustered keys, in [0, 1]

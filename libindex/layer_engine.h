@@ -36,8 +36,8 @@ class LayerEngine {
  public:
   virtual ~LayerEngine() = default;
 
-  // What fill() would take where there is room. Looks at the shapes alone; problem.device is null
-  // or any rows.
+  // The memory that fill() would take if there is room. It looks at the shapes alone:
+  // problem.device is null or any rows.
   virtual Result<LayerMemory> memory(const LayerProblem& problem) const = 0;
 
   // kNumeric names layer, KV head and token of a key or value that is NaN, infinite or beyond the

@@ -1,5 +1,5 @@
-// What both trainers of k-means on the CPU share, faiss_kmeans.cc and without/faiss_kmeans.cc:
-// everything around the training itself.
+// The work around the training that both trainers of k-means on the CPU share (faiss_kmeans.cc and
+// without/faiss_kmeans.cc).
 #pragma once
 
 #include <memory>

@@ -12,7 +12,7 @@
 
 namespace sqz {
 
-// What was asked of the fixed context, call by call: queries after RoPE, float32.
+// The queries that were asked of the fixed context, call by call: after RoPE, float32.
 struct RecordedQueries {
   std::vector<int64_t> calls;              // query tokens of each call
   std::vector<std::vector<float>> layers;  // [layers][n, Hq, d], n the sum of calls. Empty for

@@ -8,7 +8,7 @@
 namespace sqz {
 namespace {
 
-// What one level hands to the one above: exact enough that a mean is rounded once.
+// One level hands its sums to the level above, so exact that a mean is rounded once.
 struct Sums {
   std::vector<double> total;   // [n, d]
   std::vector<int64_t> count;  // [n] keys

@@ -26,7 +26,7 @@ bool must_split(const at::Tensor& x) {
   return openblas && x.device().is_cpu() && x.scalar_type() == at::kFloat;
 }
 
-// Of a few rows: there a BLAS spends its time on copying the weights into panels.
+// Up to so many rows a BLAS spends its time on copying the weights into panels.
 constexpr int64_t kMostRows = 64;
 
 bool few_rows(const at::Tensor& x) {

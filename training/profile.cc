@@ -56,7 +56,7 @@ void summarise(std::span<const Block> blocks, LayerProfile& profile) {
     spread += std::pow(block.tokens / tokens * (block.mean - mean), 2);
   }
   const auto count = static_cast<double>(blocks.size());
-  // What float32 leaves of a difference between layers that are alike is none; and 1 is the most.
+  // Rounding removes the difference that float32 makes between equal layers; 1 is the most.
   const double rounded = std::round(mean / kProfileStep) * kProfileStep;
   profile.cosine.push_back(std::clamp(rounded, -1.0, 1.0));
   profile.cosine_error.push_back(std::sqrt(spread * count / (count - 1)));

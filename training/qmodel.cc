@@ -285,7 +285,7 @@ Status Training::check() {
   }
   found.recall = held_out.mean(false);
   found.far_recall = held_out.mean(true);
-  // Of queries as they are learned from.
+  // The recall of queries in the mixture that the network learns from.
   const double mean = (1 - o_.near_queries) * mean_recall(found.far_recall) +
                       o_.near_queries * mean_recall(found.recall);
   if (mean > best_recall_) {

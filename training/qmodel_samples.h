@@ -125,8 +125,8 @@ RecallSamples recall_samples(const WindowLayer& layer, const at::Tensor& centroi
                              const FarKeys& far);
 
 // The mass that is found if buckets are read by descending score until a share of the keys is read.
-// Of the last bucket only the part that fits is read. scores, sizes [Hkv, n, C], masses [Hkv, n, G,
-// C] -> [Hkv, n, G].
+// Recall of the attention; only the part of the last bucket that fits is read. scores, sizes [Hkv,
+// n, C], masses [Hkv, n, G, C] -> [Hkv, n, G].
 at::Tensor recall_at(double selectivity, const at::Tensor& scores, const at::Tensor& sizes,
                      const at::Tensor& masses);
 

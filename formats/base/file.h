@@ -16,8 +16,8 @@
 
 namespace sqz {
 
-// What the operating system refused: "PATH: CALL: its words for `error`", of errno. kNotFound,
-// kExists or kIo.
+// The status of a call that the operating system refused: "PATH: CALL: its words for `error`", an
+// errno. kNotFound, kExists or kIo.
 Status io_error(const std::string& path, const std::string& call, int error);
 
 // A read-only mapping of a whole file. Unmapped on destruction. Reading a page that the file no

@@ -52,7 +52,7 @@ class JsonValue {
   const JsonValue& operator[](size_t i) const { return first_[i]; }
   // The member of an object with this key, or null.
   const JsonValue* find(std::string_view key) const;
-  // Of a member of an object.
+  // The key of a member of an object.
   std::string_view key() const { return key_; }
 
  private:

@@ -101,7 +101,7 @@ struct Refuse {
   }
 };
 
-// What `body` returns; kOutOfMemory with these parts of a message where memory runs out in it.
+// Returns the result of `body`, or kOutOfMemory with these parts of a message if memory runs out.
 template <class Body, class... Parts>
 auto within_memory(const Body& body, const Parts&... parts) -> decltype(body()) {
   try {

@@ -39,7 +39,7 @@ struct TinyIndexOptions {
   uint64_t seed = 1;
 };
 
-// What is in the file, for comparison.
+// The contents of the file, for comparison.
 struct TinyIndex {
   struct Layer {
     // As the file's dtype holds them, in token order.

@@ -61,7 +61,7 @@ TEST(File, ErrorsNamePathAndCall) {
               HasSubstr("needs 18446744073709551615 bytes"));
 }
 
-// What a full disk looks like to a program, from the kernel itself: a write beyond RLIMIT_FSIZE.
+// A write beyond RLIMIT_FSIZE fails in the kernel, as on a full disk.
 TEST(File, AFailedWriteIsReported) {
   TemporaryDirectory dir;
   const auto file = Env::posix().create(dir.file("a"), Temporary::kNamed);

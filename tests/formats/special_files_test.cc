@@ -1,5 +1,5 @@
-// What is no regular file is refused at once by everything that reads files: a pipe would wait for
-// a writer, and /dev/zero has no end.
+// Everything that reads files refuses special files at once: a pipe would wait for a writer, and
+// /dev/zero has no end.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// What is written to a .sqz file comes back, and the file is what docs/format.md promises.
+// Data written to a .sqz file comes back, and the file is laid out as docs/format.md promises.
 #include "formats/sqz_file.h"
 
 #include <gmock/gmock.h>
@@ -239,7 +239,7 @@ TEST(SqzFile, CopiesBytesOfTensors) {
     ASSERT_TRUE((*file)->copy(tensor.data() + 7, part).ok());
     EXPECT_THAT(part, ElementsAreArray(tensor.subspan(7, 33)));
   }
-  // Of a mapped file that was cut, an error and no SIGBUS.
+  // A mapped file that was cut gives an error and no SIGBUS.
   const auto file = SqzFile::open(path);
   ASSERT_TRUE(file.ok());
   std::filesystem::resize_file(path, (*file)->header().data_offset);

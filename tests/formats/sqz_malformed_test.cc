@@ -39,7 +39,7 @@ const Field kModel[] = {
     {"/model/rope/truncate", Type::kBoolean},
 };
 
-// Of every index.
+// The fields of every index.
 const Field kIndex[] = {
     {"/format", Type::kWord},
     {"/format_version", Type::kAny},
@@ -233,7 +233,7 @@ TEST(SqzMalformed, FieldsThatDoNotFit) {
   }
 }
 
-// What may be wrong with any tensor; false if there is no such mistake to make of tensor `i`.
+// Damages a tensor; false if tensor `i` cannot have this damage.
 using Damage = std::function<bool(RawIndex&, size_t i)>;
 const std::pair<const char*, Damage> kDamages[] = {
     {"renamed", [](RawIndex& raw, size_t i) { return !(raw.tensors[i].name += "x").empty(); }},

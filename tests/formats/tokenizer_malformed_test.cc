@@ -57,7 +57,7 @@ const Field kFields[] = {
     {"/model/dropout", Type::kNumber, 0, 0, true},
 };
 
-// What is put somewhere in kGood; "" removes the field.
+// A value that is put somewhere in kGood; "" removes the field.
 struct Refused {
   const char* pointer;
   const char* value;

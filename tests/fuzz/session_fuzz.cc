@@ -12,7 +12,7 @@ namespace {
 
 using sqz::runtime::make;
 
-// What a call returned; true if it succeeded.
+// Checks the status of a call; true if it succeeded.
 bool ok(sqz_status status) {
   if (status == SQZ_INTERNAL || status == SQZ_IO) {
     std::fprintf(stderr, "%s\n", sqz_last_error());
@@ -72,7 +72,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   options.threads = 1;
   options.max_tokens = 1 + tokens % 4;
   if (how & 32) options.first_kv_head = info.kv_heads - 1;
-  // What the index was built for twice: by thresholds, and by the rule that holds the budget.
+  // The index's own selector comes twice: by thresholds, and by the rule `budget`.
   for (int n = 0; sqz_selector_name(static_cast<sqz_selector>(std::max(n - 1, 0))); ++n) {
     const int selector = std::max(n - 1, 0);
     options.selector = selector;

@@ -125,7 +125,7 @@ def selector_cases(args, selector, source, tokens):
     """The cases of quest and saap: a selection for the whole question, and one for every 8 of its tokens."""
     partition = ["--partition", "pages"] if selector == "quest" else ["--qmodel", args.qmodel]
     index = build_short(args, source, f"{selector}.sqz", partition)
-    # What saap reads in any case is more than a quarter of a short context.
+    # saap reads more than a quarter of a short context in any case.
     share = ["--sparsity", "0.9"] if selector == "saap" else ["--budget", args.budget]
     asked = ["--selector", selector, *share]
     name = f"{tokens} tokens, {selector}, {' '.join(share).lstrip('-')}"

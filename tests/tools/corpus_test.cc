@@ -169,7 +169,7 @@ TEST_F(CorpusTest, WhatIsWrongIsSaidBeforeAnythingIsBuilt) {
   EXPECT_EQ(read_all(path("out/x")), "mine");
 }
 
-// What a full disk looks like, from the kernel itself: a write beyond RLIMIT_FSIZE.
+// A write beyond RLIMIT_FSIZE fails in the kernel, as on a full disk.
 TEST_F(CorpusTest, AFullDiskInTheMiddleFailsDocumentsAndLosesNone) {
   write_small_capture(path("large.h5"), 4000, 120);
   write({"a"}, {line("one", "a"), line("two", "large"), line("three", "a")});

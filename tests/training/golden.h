@@ -1,4 +1,4 @@
-// What scripts/make_goldens.py stored of a model, and differences to it.
+// The results of a model that scripts/make_goldens.py stored, and differences to them.
 #pragma once
 
 #include <gtest/gtest.h>

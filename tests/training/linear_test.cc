@@ -26,7 +26,7 @@ TEST(Linear, EqualsFloat64OfTheStoredWeights) {
   }
 }
 
-// What a row gives does not depend on the rows beside it.
+// The product of a row does not depend on the rows beside it.
 TEST(Linear, ARowIsThatOfItself) {
   const at::Generator generator = at::detail::createCPUGenerator(8);
   const Linear linear = {at::randn({96, 64}, generator).to(at::kBFloat16), {}};

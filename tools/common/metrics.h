@@ -10,11 +10,11 @@
 
 namespace sqz {
 
-// Of the values of independent trials; 0 if there are none.
+// The mean of the values of independent trials; 0 if there are none.
 double mean(std::span<const double> values);
-// Of their mean: the sample's standard deviation / sqrt(n); 0 if there are fewer than two.
+// The mean's error: the sample's standard deviation / sqrt(n); 0 if there are fewer than two.
 double standard_error(std::span<const double> values);
-// Of a fraction p of n trials: sqrt(p (1 - p) / n).
+// The error of a fraction p of n trials: sqrt(p (1 - p) / n).
 double binomial_error(double fraction, int64_t trials);
 
 // a - b, pair by pair. Both have the same size.
@@ -36,7 +36,7 @@ struct OtherAttention {
   std::vector<float> merged;  // [T, Hq, d]: merged_attention()
   std::vector<float> lse;     // [T, Hq] over the context
 };
-// What the layer's attention would have been with `context` in place of the one that answered.
+// The layer's attention with `context` in place of the context that answered.
 Result<OtherAttention> attention_with(FixedContext& context, const ObservedAttention& seen);
 
 // exp(lse - dense_lse): the part of the dense softmax's mass on the keys that were read; 1 if no

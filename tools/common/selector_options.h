@@ -1,5 +1,4 @@
-// What is read of the fixed context: the selector options that every tool has, and what libruntime
-// makes of them.
+// The selector options that every tool has. They decide what is read of the fixed context.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -26,9 +25,9 @@ struct SelectorOptions {
   int levels = 0;
   std::string rule;  // empty: budget or, with thresholds, threshold
   int64_t block = 0;
-  std::optional<int> dense_layers;  // none: what the selector wants
+  std::optional<int> dense_layers;  // none: the selector's own number
   std::string layers;  // a layer profile, or kUniformLayers; empty: what the index embeds
-  // Of it, once load_layers() has read it.
+  // The contents of the profile, once load_layers() has read it.
   std::vector<double> layer_scales;
   std::optional<LayerBudgets> layer_budgets;
 };

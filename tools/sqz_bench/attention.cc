@@ -111,7 +111,7 @@ class Serving {
   void reset() {
     for (Session& session : sessions_) session.reset_stats();
   }
-  // Of all sessions: the shares are the same in each.
+  // The counts of the first session stand for all: the shares are the same in each.
   sqz_stats stats() const { return sessions_[0].stats(); }
   // The mean length of the runs that a call selects.
   double keys_a_run() {
@@ -213,7 +213,7 @@ void add(const std::shared_ptr<Layer>& layer, const char* kind, const std::strin
   }
 }
 
-// Of an index without clusters, rules and levels are left out.
+// Rules and levels are left out for an index without clusters.
 void add_selectors(const AttentionOptions& options, const std::shared_ptr<Layer>& layer,
                    const std::string& size, Case what) {
   const bool clusters = layer->file->layer(0).levels > 0;

@@ -55,7 +55,7 @@ Examples:
 Exit codes: 0 ok; 1 a benchmark failed, or an output exists; 2 options that cannot be used; 3 a bad index file.
 )";
 
-// Of a command.
+// The options of a command.
 struct Options {
   AttentionOptions attention;
   KmeansOptions kmeans;
@@ -75,7 +75,7 @@ CLI::Option* add_list(CLI::App& app, const char* name, T& value, const CLI::Vali
   return add_one(app, name, value, takes, what)->delimiter(',');
 }
 
-// Of MadeIndex, or of KmeansOptions with the same things.
+// Adds the options that MadeIndex and KmeansOptions share.
 void add_common(CLI::App& app, Options& o, int64_t& tokens, int64_t& kv_heads, int64_t& head_dim) {
   add_one(app, "--tokens", tokens, whole_number(1000), "Length of the fixed context");
   add_one(app, "--kv-heads", kv_heads, whole_number(1), "KV heads");

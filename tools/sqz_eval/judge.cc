@@ -176,7 +176,7 @@ JsonMembers Judge::row(const Measure& measure, size_t setting) const {
     const std::vector<double>& dense = cells.at(0).values;
     const auto change = difference(cell.values, dense);
     out["difference"] = {{"value", mean(change)}, {"stderr", standard_error(change)}};
-    // Of the trials that dense attention answers, those that the setting answers, too.
+    // The trials that dense attention and the setting both answer.
     const auto both = [&](const std::vector<double>& a) {
       return std::llround(std::inner_product(a.begin(), a.end(), dense.begin(), 0.0));
     };

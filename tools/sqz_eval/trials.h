@@ -42,7 +42,7 @@ bool answers(const Fact& fact, std::string_view generated);
 // The generated text can no longer become the answer, or is it already: generating may stop.
 bool decided(const Fact& fact, std::string_view generated);
 
-// What is measured.
+// Names of the tasks.
 inline constexpr const char *kNeedle1 = "needle1", *kLoss = "loss", *kError = "error",
                             *kRecall = "recall";
 
@@ -65,7 +65,7 @@ struct Pass {
   std::vector<Range> planted;  // [facts] places in `ids`
 };
 
-// What a pass carries.
+// The trials that a pass carries.
 struct PassShape {
   int64_t views = 0;
   bool questions = false, text = false;

@@ -218,7 +218,7 @@ class Answers {
   }
 
  private:
-  // What was read of the context since the last time, for so many tokens of answers.
+  // The counts of reading since the last time, for `tokens` tokens of answers.
   Result<JsonMembers> take_reading(int64_t tokens, double seconds) {
     SQZ_ASSIGN_OR_RETURN(const sqz_stats stats, opened_.context->stats());
     SQZ_RETURN_IF_ERROR(opened_.context->reset_stats());

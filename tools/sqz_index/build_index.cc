@@ -9,7 +9,7 @@
 namespace sqz {
 namespace {
 
-// Of a layer: the model or the capture is half of the work, clustering the other half.
+// Adds a layer. The model or the capture is half of its work, clustering the other half.
 Status add_layer(IndexBuilder& builder, int64_t layer, const LayerInput& input, int64_t layers,
                  Progress& progress, double& seconds) {
   const auto show = [&](double part) {

@@ -204,7 +204,7 @@ class Builds {
   PlanTotal total_;
 };
 
-// What became of the documents: counted, and said as they end.
+// Counts how the documents ended, and says so as they end.
 class Tally {
  public:
   Tally(const BuildArguments& arguments, const ToolContext& context, size_t documents)
