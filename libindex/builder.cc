@@ -39,18 +39,6 @@ class Timer {
 
 constexpr const char* kNoMemory = "not enough memory to build the index";
 
-LayerProblem problem_of(const BuildLayout& layout, const BuildOptions& options) {
-  LayerProblem problem;
-  problem.heads = layout.metadata.model.kv_heads;
-  problem.tokens = layout.metadata.tokens;
-  problem.dim = layout.metadata.model.head_dim;
-  problem.sink = options.sink;
-  problem.clustered = layout.clustered;
-  problem.tree.clusters = layout.clusters;
-  problem.dtype = options.dtype;
-  return problem;
-}
-
 class Builder final : public IndexBuilder {
  public:
   Builder(BuildLayout layout, const BuildOptions& options, std::unique_ptr<KmeansEngine> engine)
@@ -84,9 +72,14 @@ class Builder final : public IndexBuilder {
     plan.clusters = report_.clusters;
     plan.pages = report_.pages;
     if (!takes_device_rows()) return plan;
+    const auto& layers = layout_.metadata.layers;
+    const auto sparse = std::find_if(layers.begin(), layers.end(),
+                                     [](const LayerPolicy& layer) { return !layer.dense; });
     const DeviceRows rows;
-    LayerProblem problem = problem_of(layout_, options_);
-    problem.device = on_device ? &rows : nullptr;
+    LayerInput input;
+    input.device = on_device ? &rows : nullptr;
+    const LayerProblem problem =
+        layer_problem(sparse == layers.end() ? 0 : sparse - layers.begin(), input);
     SQZ_ASSIGN_OR_RETURN(const LayerMemory memory, engine_->layer_engine()->memory(problem));
     plan.gpu_memory = memory.whole;
     plan.gpu_memory_least = memory.least;
@@ -109,12 +102,13 @@ class Builder final : public IndexBuilder {
 
   Status begin(Env& env, const std::string& path, bool replace) override {
     if (writer_ != nullptr) return ended();
-    const auto make = [&]() -> Status {
-      SQZ_ASSIGN_OR_RETURN(
-          writer_, SqzWriter::create(env, path, replace, layout_.metadata, layout_.cluster_counts));
-      return {};
-    };
-    return within_memory(make, kNoMemory);
+    return within_memory(
+        [&]() -> Status {
+          SQZ_ASSIGN_OR_RETURN(writer_, SqzWriter::create(env, path, replace, layout_.metadata,
+                                                          layout_.cluster_counts));
+          return {};
+        },
+        kNoMemory);
   }
 
   bool takes_device_rows() const override {
@@ -229,13 +223,8 @@ class Builder final : public IndexBuilder {
       return Refuse{label, Code::kInvalidArgument}("elements of attention", attention.size(),
                                                    wanted);
     }
-    const auto bad = std::find_if_not(attention.begin(), attention.end(),
-                                      [](float x) { return std::isfinite(x); });
-    if (bad == attention.end()) return {};
-    const int64_t at = bad - attention.begin();
-    return Refuse{label, Code::kNumeric}(concat("attention to token ", at % layout_.metadata.tokens,
-                                                ", KV head ", at / layout_.metadata.tokens),
-                                         *bad, "a number");
+    return check_storable(attention, model_.kv_heads, 1, DType::kF32, layer, "KV head", "attention",
+                          threads_);
   }
 
   Status store_buckets(int64_t layer, const LayerInput& input) {
@@ -290,12 +279,14 @@ class Builder final : public IndexBuilder {
 
   LayerProblem layer_problem(int64_t layer, const LayerInput& input) const {
     const bool dense = layout_.cluster_counts[layer].empty();
-    LayerProblem problem = problem_of(layout_, options_);
-    if (dense) {
-      problem.sink = layout_.dense_first(layer);
-      problem.clustered = 0;
-    }
+    LayerProblem problem;
+    problem.heads = model_.kv_heads;
+    problem.tokens = layout_.metadata.tokens;
+    problem.dim = model_.head_dim;
+    problem.sink = dense ? layout_.dense_first(layer) : options_.sink;
+    problem.clustered = dense ? 0 : layout_.clustered;
     problem.tree = tree_options(layer);
+    problem.dtype = options_.dtype;
     problem.keys = input.keys;
     problem.values = input.values;
     problem.device = input.device;

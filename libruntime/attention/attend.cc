@@ -24,14 +24,15 @@ auto with_elements(DType dtype, const Function& f) {
   }
 }
 
+// Saturates at the largest finite number.
 void store(float x, float& out) {
   out = x;
 }
 void store(float x, Float16& out) {
-  out = to_float16(x);
+  out = to_float16(std::clamp(x, -65504.0f, 65504.0f));
 }
 void store(float x, BFloat16& out) {
-  out = to_bfloat16(x);
+  out = to_bfloat16(std::clamp(x, -0x1.fep127f, 0x1.fep127f));
 }
 
 }  // namespace
@@ -98,21 +99,26 @@ class RowAttention {
     return b_.bias;
   }
 
-  // Keys that the sliding window hides from a row get logit -infinity.
-  void hide(const Step& step, int64_t row_stride, int64_t key_stride) {
-    if (work_.first_visible == nullptr || !step.has_exact) return;
+  // Keys that the sliding window hides from a row get logit -infinity. Returns whether there are
+  // any; then a logit that has overflown to it is NaN.
+  bool hide(const Step& step, int64_t row_stride, int64_t key_stride) {
+    if (work_.first_visible == nullptr || !step.has_exact) return false;
+    const int64_t* const rows_end = work_.first_visible + work_.rows;
+    const int64_t most = *std::max_element(work_.first_visible, rows_end);
+    if (most <= spans_[0].exact_first) return false;
     int64_t column = 0;
     for (int s = 0; s < step.span_count; ++s) {
       const KeySpan& span = spans_[s];
       for (int64_t r = 0; r < work_.rows && span.exact_first >= 0; ++r) {
-        const int64_t hidden =
-            std::clamp<int64_t>(work_.first_visible[r] - span.exact_first, 0, span.count);
-        for (int64_t i = 0; i < hidden; ++i) {
-          b_.logits[r * row_stride + (column + i) * key_stride] = kMinusInfinity;
+        const int64_t hidden = work_.first_visible[r] - span.exact_first;
+        for (int64_t i = 0; i < span.count; ++i) {
+          float& logit = b_.logits[r * row_stride + (column + i) * key_stride];
+          logit = i < hidden ? kMinusInfinity : logit == kMinusInfinity ? NAN : logit;
         }
       }
       column += span.count;
     }
+    return true;
   }
 
   // Pointers to the step's rows: keys [step.keys], then values.
@@ -177,7 +183,7 @@ class RowAttention {
         }
       }
       const Step step = {.keys = std::ssize(some)};
-      stream_softmax(step, 1);
+      stream_softmax(step, 1, false);  // a cluster may weigh nothing to a row
       k_.accumulate(keys_.dtype, b_.logits, kStreamKeys, work_.rows, pointers_, step.keys, dim_,
                     b_.accumulator, {});
       left = left.subspan(some.size());
@@ -207,7 +213,7 @@ class RowAttention {
     const int64_t rows = work_.rows;
     const auto spans = slots(step);
     products_->few(*step.coded, spans, b_.logits, kStreamKeys, &keys_.coded_values);
-    stream_softmax(step, work_.scale);
+    stream_softmax(step, work_.scale, true);
     int64_t column = 0, cluster = 0;
     for_each_cluster(spans, [&](int64_t count) {
       for (int64_t r = 0; r < rows; ++r) {
@@ -250,15 +256,15 @@ class RowAttention {
     } else {
       k_.dots(keys_.dtype, b_.queries, rows, pointers_, n, dim_, b_.logits, kStreamKeys, early);
     }
-    hide(step, kStreamKeys, 1);
-    stream_softmax(step, work_.scale);
+    const bool hidden = hide(step, kStreamKeys, 1);
+    stream_softmax(step, work_.scale, !hidden);
   }
 
-  void stream_softmax(const Step& step, float scale) {
+  void stream_softmax(const Step& step, float scale, bool finite) {
     const int64_t rows = work_.rows, n = step.keys;
     const float* added = bias(step);
     for (int64_t r = 0; r < rows; ++r) {
-      const float factor = k_.softmax_row(b_.logits + r * kStreamKeys, added, n, scale,
+      const float factor = k_.softmax_row(b_.logits + r * kStreamKeys, added, n, scale, finite,
                                           &out_.maximum[r], &out_.sum[r]);
       if (factor == 1.0f) continue;
       k_.scale(b_.accumulator + r * d32_, d32_, factor);
@@ -317,8 +323,8 @@ class RowAttention {
     while (collect(cursor, kTileKeys, step)) {
       const int64_t keys = step.keys;
       tile_logits(step, lanes);
-      hide(step, 1, lanes);
-      k_.softmax_lanes(b_.logits, bias(step), keys, lanes, work_.scale, b_.maximum, b_.sum,
+      const bool hidden = hide(step, 1, lanes);
+      k_.softmax_lanes(b_.logits, bias(step), keys, lanes, work_.scale, !hidden, b_.maximum, b_.sum,
                        b_.factor);
       const bool same =
           std::all_of(b_.factor, b_.factor + lanes, [](float f) { return f == 1.0f; });
@@ -444,11 +450,24 @@ bool finish_row(const PartialRows& state, int64_t row, int64_t dim, DType dtype,
   const float inverse = sum > 0 ? 1.0f / sum : 0.0f;
   *lse = sum == 0 ? kMinusInfinity : state.maximum[row] + std::log(sum);
   const float* values = state.values + row * dim;
+  bool finite = sum == 0 || std::isfinite(*lse);
   with_elements(dtype, [&](auto* type) {
     auto* to = static_cast<decltype(type)>(out);
-    for (int64_t c = 0; c < dim; ++c) store(values[c] * inverse, to[c]);
+    for (int64_t c = 0; c < dim; ++c) {
+      finite &= std::isfinite(values[c]);
+      store(values[c] * inverse, to[c]);
+    }
   });
-  return sum == 0 || std::isfinite(*lse);
+  return finite;
+}
+
+void fill_rows(DType dtype, int64_t rows, int64_t dim, void* out, const LseRows& lse,
+               float out_value, float lse_value) {
+  with_elements(dtype, [&](auto* type) {
+    auto* to = static_cast<decltype(type)>(out);
+    for (int64_t i = 0; i < rows * dim; ++i) store(out_value, to[i]);
+  });
+  for (int64_t row = 0; row < rows; ++row) lse[row] = lse_value;
 }
 
 bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out) {
@@ -464,27 +483,26 @@ bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out) {
   });
 }
 
-bool merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,
+void merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,
                 const void* out_b, const ConstLseRows& lse_b) {
-  return with_elements(dtype, [&](auto* type) {
+  with_elements(dtype, [&](auto* type) {
     using Element = std::remove_pointer_t<decltype(type)>;
     auto* a = static_cast<Element*>(out_a);
     const auto* b = static_cast<const Element*>(out_b);
     for (int64_t r = 0; r < rows; ++r) {
+      const bool sound = lse_a[r] < INFINITY && lse_b[r] < INFINITY;  // false for a NaN
+      if (sound && lse_b[r] == kMinusInfinity) continue;
       const float maximum = std::max(lse_a[r], lse_b[r]);
-      if (std::isnan(lse_a[r]) || std::isnan(lse_b[r]) || maximum == -kMinusInfinity) return false;
-      if (lse_b[r] == kMinusInfinity) continue;
-      const float weight_a = std::exp(lse_a[r] - maximum);
-      const float weight_b = std::exp(lse_b[r] - maximum);
-      const float sum = weight_a + weight_b;
+      const float sum = std::exp(lse_a[r] - maximum) + std::exp(lse_b[r] - maximum);
+      const float share_a = std::exp(lse_a[r] - maximum) / sum;
+      const float share_b = std::exp(lse_b[r] - maximum) / sum;
       for (int64_t i = r * dim; i < (r + 1) * dim; ++i) {
         // An empty side may hold anything: its 0 * NaN must not count.
-        const float from_a = weight_a == 0 ? 0.0f : weight_a * to_float(a[i]);
-        store((from_a + weight_b * to_float(b[i])) / sum, a[i]);
+        const float from_a = share_a == 0 ? 0.0f : share_a * to_float(a[i]);
+        store(sound ? from_a + share_b * to_float(b[i]) : NAN, a[i]);
       }
-      lse_a[r] = maximum + std::log(sum);
+      lse_a[r] = sound ? maximum + std::log(sum) : NAN;
     }
-    return true;
   });
 }
 

@@ -71,18 +71,22 @@ void attend_rows(const CpuKernels& kernels, const AttendRows& work, AttendWorksp
 // which the caller fixes.
 void add_partial(const PartialRows& into, const PartialRows& part, int64_t rows, int64_t dim);
 
-// out[c] = values[c] / sum as dtype, *lse = maximum + log(sum). Without keys out is 0 and *lse
-// -infinity. False if the state is NaN or infinite.
+// out[c] = values[c] / sum as dtype, beyond it its largest number; *lse = maximum + log(sum).
+// Without keys out is 0 and *lse -infinity. False if the state is NaN or infinite.
 bool finish_row(const PartialRows& state, int64_t row, int64_t dim, DType dtype, void* out,
                 float* lse);
+
+// The same numbers in every row: 0 and -infinity for the state of no keys.
+void fill_rows(DType dtype, int64_t rows, int64_t dim, void* out, const LseRows& lse,
+               float out_value, float lse_value);
 
 // Converts `count` numbers of F32, F16 or BF16 to float32. `out` may be null. False if a number is
 // NaN or infinite.
 bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out);
 
-// Merges finished state b into a, [rows, dim]; lse -infinity means "no keys". False if a lse is NaN
-// or +infinity; a row is untouched then.
-bool merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,
+// Merges finished state b into a, [rows, dim]; lse -infinity means "no keys". A row whose lse is
+// NaN or +infinity becomes NaN.
+void merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,
                 const void* out_b, const ConstLseRows& lse_b);
 
 }  // namespace sqz

@@ -1,8 +1,8 @@
 #include "libruntime/capi/call.h"
 
 #include <algorithm>
-#include <cmath>
 
+#include "libruntime/attention/attend.h"
 #include "libruntime/capi/fence.h"
 #include "libruntime/capi/tensor.h"
 
@@ -191,9 +191,7 @@ Status CheckedCall::clear(const AttendCall& call) const {
   if (device_ >= 0) {
     return cuda::clear_states(device_, call.dtype, rows, dim_, call.out, call.lse, call.stream);
   }
-  std::fill_n(static_cast<std::byte*>(call.out), rows * dim_ * dtype_size(call.dtype),
-              std::byte{0});
-  for (int64_t row = 0; row < rows; ++row) call.lse[row] = -INFINITY;
+  fill_rows(call.dtype, rows, dim_, call.out, call.lse, 0, kMinusInfinity);
   return {};
 }
 

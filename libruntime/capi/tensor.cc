@@ -73,10 +73,22 @@ Status check_contiguous(const sqz_tensor& t, const char* name) {
   return {};
 }
 
-// Device, element type, shape, and memory of `elements` elements.
+// From the first element to behind the last; nothing if that is beyond 2^63.
+std::optional<int64_t> extent(const sqz_tensor& t) {
+  std::optional<int64_t> last = 0, next = 1;
+  for (int32_t i = t.ndim; i-- > 0;) {
+    if (t.shape[i] == 0) return 0;
+    const std::optional<int64_t> stride = t.strides != nullptr ? t.strides[i] : next;
+    const auto far = stride ? checked_mul(t.shape[i] - 1, *stride) : std::nullopt;
+    last = last && far ? checked_add(*last, *far) : std::nullopt;
+    next = next ? checked_mul(*next, t.shape[i]) : std::nullopt;
+  }
+  return last ? checked_add(*last, int64_t{1}) : std::nullopt;
+}
+
+// Device, element type, shape and memory.
 Result<TensorView> view_tensor(const sqz_tensor* tensor, const char* name,
-                               std::initializer_list<int64_t> shape, int device,
-                               std::optional<int64_t> (*elements)(const sqz_tensor&)) {
+                               std::initializer_list<int64_t> shape, int device) {
   if (tensor == nullptr) return invalid(name, "tensor", "null", "a tensor");
   if (tensor->device_type != (device < 0 ? kCpu : kCuda)) {
     const bool misplaced = device < 0 && tensor->device_type == kCuda;
@@ -92,7 +104,7 @@ Result<TensorView> view_tensor(const sqz_tensor* tensor, const char* name,
   SQZ_ASSIGN_OR_RETURN(view.dtype, dtype_of(*tensor, name));
   SQZ_RETURN_IF_ERROR(check_shape(*tensor, name, shape));
   const int64_t size = dtype_size(view.dtype);
-  const auto count = elements(*tensor);
+  const auto count = extent(*tensor);
   const auto bytes = count ? checked_mul(*count, size) : std::nullopt;
   if (!bytes) return invalid(name, "shape", "more than 2^63 bytes", shape_text(shape));
   view.first_dim = tensor->shape[0];
@@ -109,10 +121,7 @@ Result<TensorView> view_tensor(const sqz_tensor* tensor, const char* name,
 
 Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
                                 std::initializer_list<int64_t> shape, int device) {
-  SQZ_ASSIGN_OR_RETURN(const TensorView view,
-                       view_tensor(tensor, name, shape, device, [](const sqz_tensor& t) {
-                         return checked_elements({t.shape, static_cast<size_t>(t.ndim)});
-                       }));
+  SQZ_ASSIGN_OR_RETURN(const TensorView view, view_tensor(tensor, name, shape, device));
   // Of no elements, strides say nothing, and their products may overflow.
   if (view.bytes > 0) SQZ_RETURN_IF_ERROR(check_contiguous(*tensor, name));
   // Kernels read and write 16 bytes at once.
@@ -124,17 +133,8 @@ Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
 
 Result<LseView> check_lse(const sqz_tensor* tensor, const char* name, int64_t tokens, int64_t heads,
                           int device) {
-  const auto extent = [](const sqz_tensor& t) -> std::optional<int64_t> {
-    if (t.strides == nullptr || t.shape[0] == 0 || t.shape[1] == 0) {
-      return checked_elements({t.shape, 2});
-    }
-    const auto rows = checked_mul(t.shape[0] - 1, t.strides[0]);
-    const auto columns = checked_mul(t.shape[1] - 1, t.strides[1]);
-    const auto last = rows && columns ? checked_add(*rows, *columns) : std::nullopt;
-    return last ? checked_add(*last, int64_t{1}) : std::nullopt;
-  };
   LseView view;
-  SQZ_ASSIGN_OR_RETURN(view.tensor, view_tensor(tensor, name, {tokens, heads}, device, extent));
+  SQZ_ASSIGN_OR_RETURN(view.tensor, view_tensor(tensor, name, {tokens, heads}, device));
   if (view.tensor.dtype != DType::kF32) return invalid(name, "dtype", "another", "f32");
   const int64_t t = tensor->shape[0], h = tensor->shape[1];
   // The stride of a dimension of one element says nothing.

@@ -26,8 +26,8 @@ Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const Ser
                                                        std::shared_ptr<DeviceIndex> uploaded,
                                                        const SessionOptions& options);
 
-// merge_rows() (libruntime/attention/state.h) on device `gpu`: returns at once, and rows with a NaN
-// or infinite lse become NaN.
+// merge_rows() (libruntime/attention/attend.h) on device `gpu`: returns at once, and rows with a
+// NaN or infinite lse become NaN.
 Status merge_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out_a,
                     const LseRows& lse_a, const void* out_b, const ConstLseRows& lse_b,
                     void* stream);

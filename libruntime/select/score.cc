@@ -129,7 +129,8 @@ class Scorer {
   float weigh(int64_t r, float scale) {
     float sum = 0;
     b_.peaks[r] = kLowest;
-    (void)k_.softmax_row(b_.logits + r * n16_, nullptr, p_.clusters, scale, &b_.peaks[r], &sum);
+    (void)k_.softmax_row(b_.logits + r * n16_, nullptr, p_.clusters, scale, true, &b_.peaks[r],
+                         &sum);
     return sum;
   }
 

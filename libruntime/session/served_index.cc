@@ -6,40 +6,30 @@ namespace sqz {
 namespace {
 
 // Arrays are [Hkv, ...]: a range of heads is a part of them.
-class HeadRange {
- public:
-  HeadRange(int64_t first, int64_t count) : first_(first), count_(count) {}
-
-  template <class T>
-  void narrow(std::vector<T>& array, int64_t heads) const {
-    const auto each = std::ssize(array) / heads;
-    array = {array.begin() + first_ * each, array.begin() + (first_ + count_) * each};
-  }
+struct HeadRange {
+  int64_t first, count, heads;
 
   void narrow(const IndexMetadata& metadata, LayerView& view) const {
     each_tensor(metadata, view, [&](const std::string&, auto& pointer, DType dtype, Dims dims) {
       int64_t bytes = dtype_size(dtype);  // of a head
       for (const int64_t size : dims) bytes *= size;
       pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(
-          reinterpret_cast<const std::byte*>(pointer) + first_ * bytes);
+          reinterpret_cast<const std::byte*>(pointer) + first * bytes);
     });
-    view.kv_heads = count_;
+    view.kv_heads = count;
   }
-
-  void narrow(LayerTable& table, int64_t heads) const {
-    for (LevelTable& level : table.level) {
-      narrow(level.offsets, heads);
-      narrow(level.sizes, heads);
-      narrow(level.log_sizes, heads);
-    }
-    narrow(table.bucket_offsets, heads);
-    narrow(table.heavy, heads);
-    narrow(table.bucket_sizes, heads);
-    narrow(table.bucket_bias, heads);
+  void narrow_arrays(auto&... arrays) const {
+    const auto narrow_one = [&](auto& array) {
+      const auto each = std::ssize(array) / heads;
+      array = {array.begin() + first * each, array.begin() + (first + count) * each};
+    };
+    (narrow_one(arrays), ...);
   }
-
- private:
-  int64_t first_, count_;
+  void narrow(LayerTable& table) const {
+    for (LevelTable& level : table.level)
+      narrow_arrays(level.offsets, level.sizes, level.log_sizes);
+    narrow_arrays(table.bucket_offsets, table.heavy, table.bucket_sizes, table.bucket_bias);
+  }
 };
 
 }  // namespace
@@ -61,10 +51,10 @@ Result<std::shared_ptr<const ServedIndex>> range_of_heads(std::shared_ptr<const 
   part->of_range->model.kv_heads = count;
   part->of_range->model.query_heads = count * group;
   part->of = std::move(index);
-  const HeadRange range(first, count);
+  const HeadRange range = {first, count, heads};
   // Views point to the whole index, which `of` keeps.
   for (LayerView& view : part->layers) range.narrow(part->of->metadata(), view);
-  for (LayerTable& table : part->tables) range.narrow(table, heads);
+  for (LayerTable& table : part->tables) range.narrow(table);
   return std::shared_ptr<const ServedIndex>(std::move(part));
 }
 

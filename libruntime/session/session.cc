@@ -1,6 +1,7 @@
 #include "libruntime/session/session.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "formats/base/parallel.h"
 #include "libruntime/select/static_selection.h"
@@ -69,16 +70,15 @@ Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions&
       options.threads > 0 ? options.threads : std::min(resolve_threads(0), kMostThreads);
   SelectorLimits limits = (selector_ != nullptr ? *selector_ : *dense_).limits();
   limits.read = std::max<int64_t>(limits.read, 1);
-  int64_t blocks = 1;
-  if (selector_ != nullptr) {
-    const int64_t most = kSelectionBytes / WorkPlan::block_bytes(model, limits);
-    blocks = std::clamp<int64_t>(most, 1, max_tokens_);
-  }
+  const int64_t most = kSelectionBytes / WorkPlan::block_bytes(model, limits);
+  const int64_t blocks = std::clamp<int64_t>(most, 1, max_tokens_);
+  at_once_ = static_cast<size_t>(blocks);
   pool_ = std::make_unique<ThreadPool>(threads);
   queries_ = std::make_unique<QueryBlocks>(
-      model, plan_.block > 0 ? plan_.block : options.block, blocks, max_tokens_,
+      model, plan_.block > 0 ? plan_.block : options.block, max_tokens_,
       selector_ != nullptr && selector_->before_rope(), *pool_);
-  work_ = std::make_unique<WorkPlan>(model, limits, blocks, max_tokens_, threads);
+  work_ = std::make_unique<WorkPlan>(model, index_->whole().metadata().model.kv_heads, limits,
+                                     blocks, max_tokens_, threads);
   for (int i = 0; i < threads; ++i) {
     workers_.push_back(
         {.select = limits.workspace, .attend = {kernels_, dim_, index_->metadata().has_codes()}});
@@ -87,28 +87,39 @@ Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions&
 
 Status Session::attend(const AttendCall& call) {
   SQZ_RETURN_IF_ERROR(check_positions(call));
-  SQZ_RETURN_IF_ERROR(load(call, call.tokens));
-  const bool selecting = selects(call.layer);
+  SQZ_RETURN_IF_ERROR(load(call));
+  for (const QueryBlock& request : queries_->not_finite()) {
+    const int64_t row = request.first * query_heads_;
+    auto* out = static_cast<std::byte*>(call.out) + row * dim_ * dtype_size(call.dtype);
+    fill_rows(call.dtype, request.tokens * query_heads_, dim_, out, call.lse.from(row), NAN, NAN);
+  }
   // Layers that are read whole are read once for all tokens, but count like the others, once a
   // block, so that totals over layers weigh them alike.
-  const int64_t times = selecting ? 1 : queries_->count(call);
-  while (true) {
-    const auto blocks = selecting ? queries_->next(call) : queries_->next_whole(call);
-    if (blocks.empty()) return {};
+  const QueryBlock all = {0, call.tokens};
+  std::span<const QueryBlock> left = queries_->blocks();
+  const bool together = !selects(call.layer) && queries_->not_finite().empty() && !left.empty();
+  const int64_t times = together ? std::ssize(left) : 1;
+  if (together) left = {&all, 1};
+  while (!left.empty()) {
+    const auto blocks = left.first(std::min(left.size(), at_once_));
+    left = left.subspan(blocks.size());
     SQZ_RETURN_IF_ERROR(select_blocks(call, blocks));
     SQZ_RETURN_IF_ERROR(attend_blocks(call, blocks));
     account_.add(call.layer, work_->selections(std::ssize(blocks)), times);
   }
+  return {};
 }
 
 Result<std::span<const HeadSelection>> Session::select(const AttendCall& call) {
-  const auto block = queries_->first(call);
-  if (!block) {
+  SQZ_RETURN_IF_ERROR(load(call));
+  if (!queries_->not_finite().empty()) {
+    return Status(Code::kNumeric, "q: found NaN or infinity, expected finite queries");
+  }
+  if (queries_->blocks().empty()) {
     return Status(Code::kInvalidArgument,
                   "q: found no tokens, expected at least one to select for");
   }
-  SQZ_RETURN_IF_ERROR(load(call, block->first + block->tokens));
-  SQZ_RETURN_IF_ERROR(select_blocks(call, {&*block, 1}));
+  SQZ_RETURN_IF_ERROR(select_blocks(call, queries_->blocks().first(1)));
   return std::span<const HeadSelection>(work_->selections(1));
 }
 
@@ -129,10 +140,8 @@ Status Session::check_positions(const AttendCall& call) const {
   return {};
 }
 
-Status Session::load(const AttendCall& call, int64_t tokens) {
-  SQZ_RETURN_IF_ERROR(queries_->load(call, tokens));
-  if (!selects(call.layer) || !selector_->before_rope()) return {};
-  return queries_->load_before_rope(call, tokens);
+Status Session::load(const AttendCall& call) {
+  return queries_->load(call, selects(call.layer) && selector_->before_rope());
 }
 
 Status Session::select_blocks(const AttendCall& call, std::span<const QueryBlock> blocks) {

@@ -3,21 +3,47 @@
 //
 // A call is served some blocks at a time (QueryBlocks), as many as WorkPlan has memory for: their
 // selections, then their attention in tasks for the threads, then the Account of what was read.
+// Requests with a query that is not finite are left out, and their rows become NaN.
 #pragma once
 
+#include <atomic>
+#include <limits>
 #include <memory>
 #include <vector>
 
 #include "libruntime/select/registry.h"
 #include "libruntime/select/selector.h"
 #include "libruntime/session/account.h"
-#include "libruntime/session/bad_row.h"
 #include "libruntime/session/query_blocks.h"
 #include "libruntime/session/serving_session.h"
 #include "libruntime/session/thread_pool.h"
 #include "libruntime/session/work_plan.h"
 
 namespace sqz {
+
+// The first of the query rows in which the threads of a loop found a NaN or an infinity, whatever
+// the order in which they found them.
+class BadRow {
+ public:
+  void reset() { row_ = kNone; }
+  // row: token * query heads + head.
+  void note(int64_t row) {
+    int64_t seen = row_;
+    while (row < seen && !row_.compare_exchange_weak(seen, row)) {
+    }
+  }
+  // kNumeric if there is one; `what` opens the sentence.
+  Status status(const char* what, int64_t layer, int64_t query_heads) const {
+    const int64_t row = row_;
+    if (row == kNone) return {};
+    return {Code::kNumeric, concat(what, " of layer ", layer, ", token ", row / query_heads,
+                                   ", query head ", row % query_heads, " is NaN or infinite")};
+  }
+
+ private:
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  std::atomic<int64_t> row_{kNone};
+};
 
 class Session final : public ServingSession {
  public:
@@ -54,7 +80,7 @@ class Session final : public ServingSession {
           PreparedSelector prepared);
 
   Status check_positions(const AttendCall& call) const;
-  Status load(const AttendCall& call, int64_t tokens);
+  Status load(const AttendCall& call);
   // A HeadSelection of each block and KV head.
   Status select_blocks(const AttendCall& call, std::span<const QueryBlock> blocks);
   Status attend_blocks(const AttendCall& call, std::span<const QueryBlock> blocks);
@@ -69,6 +95,7 @@ class Session final : public ServingSession {
   std::unique_ptr<Selector> selector_;  // null: every layer is read whole
   std::unique_ptr<Selector> dense_;     // of layers that are read whole
   int64_t max_tokens_, max_request_tokens_;
+  size_t at_once_ = 1;  // blocks
   int64_t query_heads_, kv_heads_, group_, dim_;
   float scale_;
 

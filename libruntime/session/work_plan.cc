@@ -9,8 +9,9 @@ namespace {
 constexpr int64_t kTargetTasks = 256;  // enough for the cores of a large host
 constexpr int64_t kLeastKeys = 1024;   // below, adding states costs more than it gains
 constexpr int64_t kKeyStep = 512;      // tasks end on whole softmax steps
-// Rows with n keys are split into ceil(n / L) tasks, where L >= (sum of n) / kTargetTasks. Rows
-// that are split have n > L, hence fewer than 2 n / L tasks: at most this many in all.
+// Rows of a head with n keys are split into ceil(n / L) tasks, where L >= (sum of n) * heads /
+// kTargetTasks. Rows that are split have n > L, hence fewer than 2 n / L tasks: at most this many
+// in all.
 constexpr int64_t kMostStates = 2 * kTargetTasks;
 
 }  // namespace
@@ -22,9 +23,10 @@ int64_t WorkPlan::block_bytes(const ModelDescription& model, const SelectorLimit
                               limits.weights * sizeof(ClusterWeight) + sizeof(HeadSelection));
 }
 
-WorkPlan::WorkPlan(const ModelDescription& model, const SelectorLimits& limits, int64_t blocks,
-                   int64_t max_tokens, int threads)
+WorkPlan::WorkPlan(const ModelDescription& model, int64_t all_heads, const SelectorLimits& limits,
+                   int64_t blocks, int64_t max_tokens, int threads)
     : kv_heads_(model.kv_heads),
+      all_heads_(all_heads),
       group_(model.group_size()),
       dim_(model.head_dim),
       selections_(static_cast<size_t>(blocks * kv_heads_)),
@@ -53,11 +55,13 @@ WorkPlan::WorkPlan(const ModelDescription& model, const SelectorLimits& limits, 
 
 std::span<const AttendTask> WorkPlan::make(const LayerView& view, const LayerTable& table,
                                            std::span<const QueryBlock> blocks) {
-  for (int64_t head = 0; head < kv_heads_; ++head) keys_[head] = head_keys(view, table, head);
-  const auto for_each_tile = [&](const auto& f) {
-    for (int64_t block = 0; block < std::ssize(blocks); ++block) {
-      const int64_t rows = blocks[block].tokens * group_;
-      for (int64_t head = 0; head < kv_heads_; ++head) {
+  tasks_.clear();
+  int64_t states = 0;
+  for (int64_t head = 0; head < kv_heads_; ++head) {
+    keys_[head] = head_keys(view, table, head);
+    const auto for_each_tile = [&](const auto& f) {
+      for (int64_t block = 0; block < std::ssize(blocks); ++block) {
+        const int64_t rows = blocks[block].tokens * group_;
         AttendTask task = {.block = block, .head = head};
         const int64_t keys = keys_of(task).size();
         for (; task.row < rows; task.row += kTileRows) {
@@ -65,24 +69,22 @@ std::span<const AttendTask> WorkPlan::make(const LayerView& view, const LayerTab
           f(task, keys);
         }
       }
-    }
-  };
-  int64_t total = 0;
-  for_each_tile([&](const AttendTask&, int64_t keys) { total += keys; });
-  const int64_t step =
-      round_up(std::max((total + kTargetTasks - 1) / kTargetTasks, kLeastKeys), kKeyStep);
-  tasks_.clear();
-  int64_t states = 0;
-  for_each_tile([&](AttendTask task, int64_t keys) {
-    task.parts = std::max<int64_t>(1, (keys + step - 1) / step);
-    const bool split = task.parts > 1;
-    for (; task.parts > 0; --task.parts) {
-      task.end = std::min(keys, task.begin + step);
-      task.state = split ? states++ : -1;
-      tasks_.push_back(task);
-      task.begin = task.end;
-    }
-  });
+    };
+    int64_t total = 0;
+    for_each_tile([&](const AttendTask&, int64_t keys) { total += keys; });
+    const int64_t share = (total * all_heads_ + kTargetTasks - 1) / kTargetTasks;
+    const int64_t step = round_up(std::max(share, kLeastKeys), kKeyStep);
+    for_each_tile([&](AttendTask task, int64_t keys) {
+      task.parts = std::max<int64_t>(1, (keys + step - 1) / step);
+      const bool split = task.parts > 1;
+      for (; task.parts > 0; --task.parts) {
+        task.end = std::min(keys, task.begin + step);
+        task.state = split ? states++ : -1;
+        tasks_.push_back(task);
+        task.begin = task.end;
+      }
+    });
+  }
   return tasks_;
 }
 

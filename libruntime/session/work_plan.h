@@ -1,7 +1,7 @@
 // How the attention of some blocks is cut into tasks for threads, and the memory that the tasks
 // share: selections, the keys of the layer, and partial states. Every cut depends on the call and
-// the index alone, and partial states are added in the order of their keys, so that results are the
-// same bits for any number of threads.
+// on one head alone, and partial states are added in the order of their keys, so that results are
+// the same bits for any number of threads and any range of heads.
 #pragma once
 
 #include <memory>
@@ -27,8 +27,9 @@ struct AttendTask {
 class WorkPlan {
  public:
   // Memory for `blocks` blocks with at most `max_tokens` tokens in all, and for `threads` threads.
-  WorkPlan(const ModelDescription& model, const SelectorLimits& limits, int64_t blocks,
-           int64_t max_tokens, int threads);
+  // all_heads: KV heads of the whole index, of which the model may be a range.
+  WorkPlan(const ModelDescription& model, int64_t all_heads, const SelectorLimits& limits,
+           int64_t blocks, int64_t max_tokens, int threads);
 
   // Bytes of a block's selections.
   static int64_t block_bytes(const ModelDescription& model, const SelectorLimits& limits);
@@ -50,7 +51,7 @@ class WorkPlan {
  private:
   PartialRows state(int64_t place) const;
 
-  const int64_t kv_heads_, group_, dim_;
+  const int64_t kv_heads_, all_heads_, group_, dim_;
   std::vector<HeadSelection> selections_;
   std::unique_ptr<KeyRun[]> read_, by_code_;
   std::unique_ptr<ClusterRun[]> clusters_;

@@ -105,7 +105,8 @@ class Session(Handle):
         indptr: [requests + 1] first tokens of the requests in q; None = one request. stream: a cudaStream_t as a
         number; None = torch's current one for tensors of torch, else the default stream. On a GPU the call returns
         before its work is done. q_before_rope: for selector saap.
-        Error with status 8 names a token and head whose query is NaN or infinite; on a GPU the rows become NaN.
+        Rows of a request with a query that is NaN or infinite become NaN. Error with status 8 names token and head of
+        finite queries with a logit or an output beyond float32; on a GPU those rows become NaN.
         """
         out, lse = _results(q, out, lse)
         args = Arguments(layer, q, out, lse, positions, indptr, stream, q_before_rope)

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 
 #include "sqz/sqz.hpp"
 #include "tests/fuzz/input_file.h"
@@ -25,14 +26,15 @@ bool ok(sqz_status status) {
 void attend(sqz_session* session, const sqz_index_info& info, int64_t tokens) {
   const int64_t heads = info.query_heads * tokens;
   if (heads > (1 << 16) / info.head_dim) return;
-  std::vector<float> q(static_cast<size_t>(heads * info.head_dim)), out(q.size());
+  std::vector<float> q(static_cast<size_t>(heads * info.head_dim));
+  const std::unique_ptr<float[]> out(new float[q.size()]);  // uninitialised, and so seen by MSan
   for (size_t i = 0; i < q.size(); ++i) q[i] = std::sin(static_cast<float>(i));
   std::vector<float> lse(static_cast<size_t>(heads));
   std::vector<int64_t> positions(static_cast<size_t>(tokens), info.tokens);
   int64_t shape[] = {tokens, info.query_heads, info.head_dim}, lse_shape[] = {tokens, shape[1]};
   sqz_tensor q_tensor = sqz::runtime::f32_tensor(q.data(), shape, 3), out_tensor = q_tensor;
   sqz_tensor lse_tensor = sqz::runtime::f32_tensor(lse.data(), lse_shape, 2);
-  out_tensor.data = out.data();
+  out_tensor.data = out.get();
   auto args = make<sqz_attend_args>();
   args.q = &q_tensor;
   args.out = &out_tensor;
@@ -44,6 +46,9 @@ void attend(sqz_session* session, const sqz_index_info& info, int64_t tokens) {
   for (args.layer = 0; args.layer < std::min<int64_t>(info.layers, 4); ++args.layer) {
     (void)ok(sqz_select(session, &args, runs.data(), std::ssize(runs), indptr.data(), &count));
     if (!ok(sqz_attend(session, &args))) continue;
+    for (size_t i = 0; i < q.size(); ++i) {
+      if (!std::isfinite(out[i])) std::abort();
+    }
     auto stats = make<sqz_stats>();
     (void)ok(sqz_session_stats(session, args.layer, &stats));
     if (stats.keys_read > stats.keys_possible) std::abort();

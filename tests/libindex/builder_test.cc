@@ -22,7 +22,6 @@
 namespace sqz {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -340,18 +339,6 @@ TEST_F(BuilderTest, OnlySlidingWindowsNeedNoQueriesAndNoLength) {
   EXPECT_EQ(SqzFile::open(path_).value()->layer(2).exact, 3);
 }
 
-TEST_F(BuilderTest, ProgressCountsHeads) {
-  const auto builder = prepare(options_).value();
-  ASSERT_TRUE(builder->begin(Env::posix(), path_, false).ok());
-  std::vector<int64_t> seen;
-  const auto progress = [&](int64_t done, int64_t total) {
-    EXPECT_EQ(total, kHeads);
-    seen.push_back(done);
-  };
-  ASSERT_TRUE(builder->add_layer(0, make_layer(0).input(), progress).ok());
-  EXPECT_THAT(seen, ElementsAre(1, 2));
-}
-
 TEST_F(BuilderTest, BadNumbersNameLayerHeadAndToken) {
   const float infinity = std::numeric_limits<float>::infinity(), nan = std::nanf("");
   BuildOptions hitters = options_, half = options_;
@@ -367,7 +354,7 @@ TEST_F(BuilderTest, BadNumbersNameLayerHeadAndToken) {
       {&Layer::keys, (kTokens + 42) * kDim + 3, nan, options_, "KV head 1, token 42: key"},
       {&Layer::values, 499 * kDim, -infinity, options_, "KV head 0, token 499: value"},
       {&Layer::queries, (3 * kTail + 7) * kDim, infinity, options_, "query head 3, token 7: query"},
-      {&Layer::attention, kTokens + 17, nan, hitters, "attention to token 17, KV head 1"},
+      {&Layer::attention, kTokens + 17, nan, hitters, "KV head 1, token 17: attention"},
       {&Layer::keys, 0, 70000.0f, half, "F16"}};  // finite, beyond float16
   for (const auto& [member, at, value, options, says] : cases) {
     Layer layer = make_layer(0);

@@ -113,7 +113,7 @@ TEST(Calibrate, ThresholdsKeepTheirFraction) {
     const auto finest = static_cast<int>(clusters.size()) - 1;
     ASSERT_EQ(std::ssize(c.coarse_keep), finest);
     for (const int scope : {0, 1}) {
-      SCOPED_TRACE(testing::Message() << finest + 1 << " levels, scope " << scope);
+      SCOPED_TRACE(::testing::Message() << finest + 1 << " levels, scope " << scope);
       // A threshold can only fall between clusters. Scope 1 has 6 selections, scope 0 has 150.
       const double tolerance = scope == 0 && calls.empty() ? 0.004 : 0.012;
       const auto asked = [](int64_t i) { return static_cast<double>(i) / kLast; };

@@ -3,22 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <random>
 #include <vector>
+
+#include "tests/libruntime/random_data.h"
 
 namespace sqz::test {
 
-struct Rng {
-  std::mt19937_64 engine;
-  explicit Rng(uint64_t seed) : engine(seed) {}
-  // Sum of uniforms: the same numbers with every standard library, unlike normal_distribution.
-  float normal() {
-    float sum = -6;
-    for (int i = 0; i < 12; ++i) sum += static_cast<float>(engine() >> 40) * 0x1p-24f;
-    return sum;
-  }
-  int64_t below(int64_t n) { return static_cast<int64_t>(engine() % static_cast<uint64_t>(n)); }
-};
+using Rng = testing::Random;
 
 // [count, dim]: `centres` random directions plus noise of relative size `noise`.
 inline std::vector<float> clustered_points(int64_t count, int64_t dim, int64_t centres, float noise,

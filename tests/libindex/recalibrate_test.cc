@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "libindex/calibrate.h"
+#include "libindex/copy_index.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
 
@@ -48,6 +49,13 @@ class Recalibrate : public ::testing::Test {
     options_.dense_layers = {1};
     const auto written = testing::write_tiny_index(path_, options_);
     ASSERT_TRUE(written.ok()) << written.status().message();
+    // Settings that are not those of every build.
+    const auto plain = open(path_);
+    IndexMetadata metadata = plain->metadata();
+    metadata.chat = {{"user", "Q: "}};
+    Calibration calibration = *plain->calibration();
+    calibration.coarse_keep = {0.7};
+    ASSERT_TRUE(copy_index(Env::posix(), *plain, metadata, calibration, path_, true).ok());
   }
 
   std::shared_ptr<const SqzFile> open(const std::string& path) const {
@@ -99,7 +107,7 @@ TEST_F(Recalibrate, OnlyTheCalibrationChanges) {
     const bool changes = info.name.starts_with("calibration.") || info.name.starts_with("header.");
     EXPECT_EQ(same, !changes) << info.name;
   }
-  for (const char* key : {"model", "tokens_hash", "tokenizer_hash", "build", "layers"}) {
+  for (const char* key : {"model", "tokens_hash", "tokenizer_hash", "build", "layers", "chat"}) {
     EXPECT_EQ(before->raw_metadata().at(key), after->raw_metadata().at(key));
   }
   const auto calibration = after->calibration();
@@ -121,6 +129,7 @@ TEST_F(Recalibrate, TheCalibrationIsOfTheGivenQueries) {
   input.dim = options_.head_dim;
   input.queries = 8;
   input.calls = kCalls;
+  input.coarse_keep = 0.7;
   input.scale = static_cast<float>(file->metadata().model.attention_scale);
   for (const int64_t l : {int64_t{0}, int64_t{2}}) {
     CalibrationLayer& layer = input.sparse.emplace_back();

@@ -45,7 +45,7 @@ std::vector<int32_t> ancestors(const HeadTree& tree, size_t k) {
   return cluster;
 }
 
-class Trees : public testing::TestWithParam<std::vector<int64_t>> {};
+class Trees : public ::testing::TestWithParam<std::vector<int64_t>> {};
 
 TEST_P(Trees, OrderNestsAndPermutes) {
   const Built built = build(GetParam());
@@ -87,7 +87,7 @@ TEST_P(Trees, OrderNestsAndPermutes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, Trees,
-                         testing::Values(std::vector<int64_t>{45}, std::vector<int64_t>{9, 45},
+                         ::testing::Values(std::vector<int64_t>{45}, std::vector<int64_t>{9, 45},
                                          std::vector<int64_t>{5, 20, 90},
                                          std::vector<int64_t>{1, 1, 1, kKeys},
                                          std::vector<int64_t>{45, 45}));

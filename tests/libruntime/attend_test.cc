@@ -140,27 +140,86 @@ TEST(Attend, HugeLogitsAreNeitherNanNorNothing) {
   }
 }
 
-TEST(Attend, NanNamesTokenAndHead) {
+TEST(Attend, ARequestThatIsNotFiniteIsNanAndTheOthersAreServed) {
   const Served served = testing::serve(
       {.layers = 2, .head_dim = 64, .tokens = 900, .clusters = {60}, .windows = {{1, 200}}});
   for (const double keep : {0.0, 0.3}) {
     SelectionRequest request{.rule = RuleKind::kBudget, .keep = keep};
     if (keep == 0) request.selector = SelectorKind::kDense;
     const auto session = testing::open_session(served, testing::session_options(request));
-    for (const float bad : {std::nanf(""), INFINITY}) {
-      auto queries = testing::make_queries(served, 0, 7, 14);
-      queries[(5 * 4 + 3) * 64 + 17] = bad;
-      queries[(6 * 4 + 0) * 64 + 1] = bad;
-      const auto output = testing::attend(*session, 0, queries);
-      EXPECT_EQ(output.status().code(), Code::kNumeric);
-      EXPECT_NE(output.status().message().find("token 5, query head 3"), std::string::npos)
-          << output.status().message();
+    const testing::CallOptions requests = {.indptr = {0, 1, 5, 5, 7}};
+    const auto good = testing::make_queries(served, 0, 7, 14);
+    const auto expected = testing::attend(*session, 0, good, requests);
+    for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+      auto queries = good;
+      queries[(4 * 4 + 3) * 64 + 17] = bad;
+      const auto output = testing::attend(*session, 0, queries, requests);
+      ASSERT_TRUE(output.ok()) << output.status().message();
+      for (size_t row = 0; row < 28; ++row) {
+        const bool lost = row >= 1 * 4 && row < 5 * 4;
+        EXPECT_EQ(std::isnan(output->lse[row]), lost) << "row " << row;
+        for (size_t i = row * 64; i < (row + 1) * 64; ++i) {
+          ASSERT_EQ(std::isnan(output->out[i]), lost) << "row " << row;
+          ASSERT_TRUE(lost || std::abs(output->out[i] - expected->out[i]) < 1e-5);
+        }
+      }
+      EXPECT_EQ(session->select(testing::make_call(0, 7, queries.data(), requests)).status().code(),
+                Code::kNumeric);
     }
     // A layer with a sliding window needs positions behind the context.
     const auto queries = testing::make_queries(served, 1, 1, 12);
     EXPECT_EQ(testing::attend(*session, 1, queries).status().code(), Code::kInvalidArgument);
     EXPECT_EQ(testing::attend(*session, 1, queries, {.positions = {899}}).status().code(),
               Code::kInvalidArgument);
+  }
+}
+
+// All keys are 1 and all values alike, so that the state is known.
+TEST(Attend, NumbersAtTheEndsOfTheirTypes) {
+  constexpr int64_t kDim = 16, kTokens = 700;
+  const Served served = testing::serve({.layers = 1,
+                                        .query_heads = 2,
+                                        .kv_heads = 1,
+                                        .head_dim = kDim,
+                                        .tokens = kTokens,
+                                        .clusters = {40}});
+  const auto filled = [](float x) {
+    return testing::stored(DType::kBF16, std::vector<float>(kTokens * kDim, x));
+  };
+  const auto ones = filled(1), huge = filled(3e38f), large = filled(1e5f);
+  const auto session_of = [&](const std::vector<std::byte>& values, SelectorKind selector) {
+    ServedIndex index = *served.index;
+    LayerView& view = index.layers[0];
+    view.keys = view.exact_keys = view.level[0].centroids = ones.data();
+    view.values = view.exact_values = values.data();
+    SelectionRequest request{.selector = selector, .rule = RuleKind::kBudget};
+    request.keep = selector == SelectorKind::kDense ? 0 : 0.3;
+    return *Session::create(std::make_shared<const ServedIndex>(index),
+                            testing::session_options(request));
+  };
+  for (const SelectorKind selector : {SelectorKind::kDense, SelectorKind::kSqueezed}) {
+    const auto session = session_of(large, selector);
+    for (const int64_t tokens : {1, 40}) {  // streamed, and in tiles
+      SCOPED_TRACE(concat("selector ", static_cast<int>(selector), " tokens ", tokens));
+      const auto at = [&](float x, DType dtype = DType::kF32) {
+        const std::vector<float> queries(tokens * 2 * kDim, x);
+        return testing::attend(*session, 0, queries, {.dtype = dtype});
+      };
+      // A product of -3.3e38 is the lowest logit but one, and counts.
+      const auto low = at(-2.06e37f);
+      ASSERT_TRUE(low.ok()) << low.status().message();
+      EXPECT_NEAR(low->lse[0] / -8.24e37, 1, 1e-3);
+      EXPECT_NEAR(low->out[0], 1e5, 400);
+      // What float32 cannot hold is refused, above as below.
+      for (const float x : {-3e37f, 3e37f}) EXPECT_EQ(at(x).status().code(), Code::kNumeric) << x;
+      // Half floats end at 65504.
+      EXPECT_EQ(at(0, DType::kF16)->out[0], 65504);
+    }
+  }
+  const auto session = session_of(huge, SelectorKind::kDense);
+  for (const int64_t tokens : {1, 40}) {
+    const std::vector<float> zeros(tokens * 2 * kDim);
+    EXPECT_EQ(testing::attend(*session, 0, zeros).status().code(), Code::kNumeric);
   }
 }
 

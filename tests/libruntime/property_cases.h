@@ -101,7 +101,7 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
   const int64_t group = is_long ? between(1, 2) : pick({1, 1, 2, 2, 3, 4, 7, 8});
   const int64_t dim = gpu       ? pick({64, 64, 96, 128, 256})
                       : is_long ? 16
-                                : pick({8, 8, 10, 16, 16, 64, 64, 96, 128});
+                                : pick({8, 7, 10, 16, 16, 64, 64, 96, 128});
   c.tokens = is_long ? between(4100, 4600) : between(120, chance(15) ? 1800 : 600);
   c.model = tiny_model(layers, kv_heads * group, kv_heads, dim);
   c.model.max_positions = 8192;

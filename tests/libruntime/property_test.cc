@@ -1,11 +1,13 @@
 // Random configurations of index, session and call through the C ABI, against float64:
 //
 //   SQZ_PROPERTY_FIRST=7 SQZ_PROPERTY_SEEDS=1 property_test     # repeats seed 7
+//   SQZ_PROPERTY_KEEP=folder property_test                      # keeps the indexes there
 //
 // Built with SQZ_PROPERTY_CUDA (tests/libruntime/cuda) the same configurations run on a GPU.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
 
 #include "tests/libruntime/property_oracle.h"
 
@@ -161,6 +163,7 @@ class Property {
     ASSERT_TRUE(built.ok()) << built.message();
     const auto file = SqzFile::open(path_, OpenMode::kRead);
     ASSERT_TRUE(file.ok()) << file.status().message();
+    if (const char* folder = std::getenv("SQZ_PROPERTY_KEEP")) keep(folder);
     oracle_.emplace(c_, *file);
     index_.emplace(path_);
     if (kGpu) index_->upload();
@@ -189,6 +192,15 @@ class Property {
   int64_t clear = 0, unclear = 0;  // selections that were compared, or too close to decide
 
  private:
+  // A copy of the index as session_fuzz takes it, with settings behind it.
+  void keep(const std::string& folder) const {
+    const std::string copy = concat(folder, "/", c_.seed, ".sqz");
+    std::filesystem::copy_file(path_, copy, std::filesystem::copy_options::overwrite_existing);
+    Random random(c_.seed);
+    std::ofstream out(copy, std::ios::binary | std::ios::app);
+    for (int i = 0; i < 8; ++i) out.put(static_cast<char>(random.below(256)));
+  }
+
   // Noise and part of some key, so that few clusters matter to a query.
   void draw_queries(int64_t layer) {
     const LayerView& view = oracle_->decoded(layer);
@@ -390,7 +402,7 @@ class Property {
         expected.out.insert(expected.out.end(), whole.out.begin() + row * q.dim,
                             whole.out.begin() + (row + heads) * q.dim);
       }
-      expect_same_rows(found, expected, "rank");
+      expect_close(found, expected, c_, "rank");
       bytes += rank.stats(layer).bytes_read;
     }
     EXPECT_EQ(bytes, session_->stats(layer).bytes_read);

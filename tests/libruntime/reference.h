@@ -228,35 +228,27 @@ inline Selected select(const LayerView& view, int64_t head, const std::vector<fl
 
 // ---- Pages (selector `quest`).
 
-// sum over c of max(q_c min_c, q_c max_c) for one query and page, with the range of the page's
-// keys.
-inline double page_bound(const float* q, const LayerView& view, int64_t head, int64_t page) {
-  const int64_t first = page * view.page_size;
-  const int64_t end = std::min(first + view.page_size, view.slots);
-  double sum = 0;
-  for (int64_t c = 0; c < view.head_dim; ++c) {
-    double least = kInfinity, greatest = -kInfinity;
-    for (int64_t slot = head * view.slots + first; slot < head * view.slots + end; ++slot) {
-      const double x = element(view.dtype, view.keys, slot * view.head_dim + c);
-      least = std::min(least, x);
-      greatest = std::max(greatest, x);
-    }
-    sum += std::max(q[c] * least, q[c] * greatest);
-  }
-  return sum;
-}
-
-// Means over the queries [tokens, group, d].
+// sum over c of max(q_c min_c, q_c max_c) of each query and page, with the range of the page's
+// keys; means over the queries [tokens, group, d].
 inline std::vector<double> page_bounds(const LayerView& view, int64_t head,
                                        const std::vector<float>& queries, int64_t tokens,
                                        int64_t group) {
-  std::vector<double> out;
+  std::vector<double> out(static_cast<size_t>(view.pages));
   for (int64_t page = 0; page < view.pages; ++page) {
-    double sum = 0;
-    for (int64_t row = 0; row < tokens * group; ++row) {
-      sum += page_bound(queries.data() + row * view.head_dim, view, head, page);
+    const int64_t first = page * view.page_size;
+    const int64_t end = std::min(first + view.page_size, view.slots);
+    for (int64_t c = 0; c < view.head_dim; ++c) {
+      double least = kInfinity, greatest = -kInfinity;
+      for (int64_t slot = head * view.slots + first; slot < head * view.slots + end; ++slot) {
+        const double x = element(view.dtype, view.keys, slot * view.head_dim + c);
+        least = std::min(least, x);
+        greatest = std::max(greatest, x);
+      }
+      for (int64_t row = 0; row < tokens * group; ++row) {
+        const float q = queries[row * view.head_dim + c];
+        out[page] += std::max(q * least, q * greatest) / static_cast<double>(tokens * group);
+      }
     }
-    out.push_back(sum / static_cast<double>(tokens * group));
   }
   return out;
 }

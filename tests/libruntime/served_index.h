@@ -105,17 +105,4 @@ inline std::vector<float> rounded(DType dtype, std::vector<float> values) {
   return values;
 }
 
-// Tokens [first, first + count) of the heads of one group: [count, group, d].
-inline std::vector<float> group_of(const Served& served, const std::vector<float>& queries,
-                                   int64_t first, int64_t count, int64_t kv_head) {
-  const int64_t width = served.group() * served.options.head_dim;
-  const int64_t row = served.options.query_heads * served.options.head_dim;
-  std::vector<float> out;
-  for (int64_t t = first; t < first + count; ++t) {
-    const float* from = queries.data() + t * row + kv_head * width;
-    out.insert(out.end(), from, from + width);
-  }
-  return out;
-}
-
 }  // namespace sqz::testing

@@ -109,16 +109,31 @@ TEST(MergeStates, FarApartDoesNotOverflow) {
   ASSERT_EQ(pair.merge(), SQZ_OK);
   EXPECT_EQ(reference::element(DType::kF32, pair.out[0].data(), 0), 2.0);
   EXPECT_EQ(pair.lse[0][0], 9000.0f);
+  for (const int side : {0, 1}) {
+    reinterpret_cast<float*>(pair.out[side].data())[0] = 3e38f;
+    pair.lse[side][0] = 0;
+  }
+  ASSERT_EQ(pair.merge(), SQZ_OK);
+  EXPECT_NEAR(reference::element(DType::kF32, pair.out[0].data(), 0), 3e38, 1e33);
 }
 
-TEST(MergeStates, RefusesWhatIsNoState) {
+TEST(MergeStates, RowsThatAreNoStateBecomeNan) {
   for (const float bad : {NAN, INFINITY}) {
     for (const int side : {0, 1}) {
       Pair pair(DType::kF32, 2, 1, 4);
       pair.lse[side][1] = bad;
-      EXPECT_EQ(pair.merge(), SQZ_NUMERIC);
+      pair.lse[0][0] = pair.lse[1][0] = 1;
+      ASSERT_EQ(pair.merge(), SQZ_OK);
+      EXPECT_TRUE(std::isnan(pair.lse[0][1]));
+      EXPECT_NEAR(pair.lse[0][0], 1 + std::log(2), 1e-6);
+      for (int64_t i = 0; i < 8; ++i) {
+        EXPECT_EQ(std::isnan(reference::element(DType::kF32, pair.out[0].data(), i)), i >= 4);
+      }
     }
   }
+}
+
+TEST(MergeStates, RefusesWhatIsNoState) {
   Pair pair(DType::kF32, 2, 1, 4), half(DType::kF16, 2, 1, 4), longer(DType::kF32, 3, 1, 4);
   const auto merge = [](sqz_tensor* a, sqz_tensor* la, sqz_tensor* b, sqz_tensor* lb) {
     return sqz_merge_states(a, la, b, lb);

@@ -42,8 +42,8 @@
  *
  * CUDA. After sqz_index_upload(), a session with device_type 2 serves from that GPU. Its tensors
  * are in the GPU's memory, and sqz_attend() only puts work on the caller's stream: it neither waits
- * nor allocates and can be captured in a CUDA graph. It cannot report a query or logit that is NaN
- * or infinite, so the rows of the result are NaN instead.
+ * nor allocates and can be captured in a CUDA graph. It cannot report a logit that is NaN or
+ * infinite, so the rows of the result are NaN instead.
  *
  * A graph keeps the addresses of its session's memory: do not replay it once the session is
  * destroyed. One thread may create, use and destroy sessions and uploads while another captures a
@@ -80,7 +80,7 @@ typedef enum sqz_status {
   SQZ_UNSUPPORTED = 5,      /* well-formed, but this build or machine does not do it */
   SQZ_MISMATCH = 6,         /* index and model, tokenizer or tokens do not belong together */
   SQZ_OUT_OF_MEMORY = 7,
-  SQZ_NUMERIC = 8,    /* a query or a logit is NaN or infinite */
+  SQZ_NUMERIC = 8,    /* a logit or a sum of values is NaN or beyond float32 */
   SQZ_EXISTS = 9,     /* an output is there and must not be replaced: sqz_build.h alone */
   SQZ_CANCELLED = 10, /* not returned by this library */
   SQZ_INTERNAL = 11   /* a bug in sqz: please report it */
@@ -294,19 +294,21 @@ typedef struct sqz_attend_args {
 } sqz_attend_args;
 
 /* Computes the state (out, lse) of each query over the fixed context. q, out and lse must not share
- * memory. If a query or a logit is NaN or infinite, it returns SQZ_NUMERIC, and the message names
- * token and head. */
+ * memory. If a query of a request is NaN or infinite, rows of that request are NaN, out and lse: on
+ * the CPU all of them, on CUDA those that read or select with that query. Other requests are
+ * served. If queries are finite, but a logit or a sum of values is beyond float32, it returns
+ * SQZ_NUMERIC, and the message names token and head. Outputs beyond f16 or bf16 are its largest
+ * number. */
 SQZ_API sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args);
 
 /* Merges two states of the same queries over disjoint keys, in place into a:
  * out = (e^(lse_a) out_a + e^(lse_b) out_b) / (e^(lse_a) + e^(lse_b)), lse = log of the
  * denominator. out: [T, Hq, d] f32, f16 or bf16, same dtype; lse: [T, Hq] f32, any strides above 0,
- * in other memory than both outs. */
+ * in other memory than both outs. A row whose lse is NaN or +infinity becomes NaN. */
 SQZ_API sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
                                     const sqz_tensor* lse_b);
 /* The same on a stream, a cudaStream_t, with all four tensors on one CUDA device (sqz_merge_states
- * takes the default stream). It returns at once, and a row whose lse is NaN or +infinity becomes
- * NaN instead of an error. */
+ * takes the default stream). It returns at once. */
 SQZ_API sqz_status sqz_merge_states_on(sqz_tensor* out_a, sqz_tensor* lse_a,
                                        const sqz_tensor* out_b, const sqz_tensor* lse_b,
                                        void* stream);

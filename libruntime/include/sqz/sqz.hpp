@@ -33,15 +33,6 @@ inline void check(sqz_status status) {
   if (status != SQZ_OK) throw Error(status);
 }
 
-namespace detail {
-template <class T, void (*close)(T*)>
-struct Close {
-  void operator()(T* handle) const noexcept { close(handle); }
-};
-template <class T, void (*close)(T*)>
-using Handle = std::unique_ptr<T, Close<T, close>>;
-}  // namespace detail
-
 // A zeroed struct of the ABI with struct_size set: the defaults.
 template <class T>
 T make() {
@@ -89,7 +80,7 @@ class Index {
   sqz_index* handle() const noexcept { return handle_.get(); }
 
  private:
-  detail::Handle<sqz_index, sqz_index_close> handle_;
+  std::unique_ptr<sqz_index, void (*)(sqz_index*)> handle_{nullptr, sqz_index_close};
 };
 
 class Session {
@@ -130,7 +121,7 @@ class Session {
   sqz_session* handle() const noexcept { return handle_.get(); }
 
  private:
-  detail::Handle<sqz_session, sqz_session_destroy> handle_;
+  std::unique_ptr<sqz_session, void (*)(sqz_session*)> handle_{nullptr, sqz_session_destroy};
 };
 
 // A contiguous CPU tensor over your memory. `shape` is borrowed: it must outlive the tensor.

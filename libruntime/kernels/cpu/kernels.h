@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "formats/base/dtype.h"
@@ -30,8 +31,9 @@ constexpr int64_t padded_dim(int64_t dim) {
   return round_up(dim, 2 * kLanePad);
 }
 
-// A running maximum starts here instead of at minus infinity, so that differences stay finite.
-inline constexpr float kLowest = -3.0e38f;
+// A running maximum starts at the lowest finite number instead of at minus infinity, so that its
+// difference to itself is 0. A logit of this size still counts.
+inline constexpr float kLowest = -std::numeric_limits<float>::max();
 
 // Which rows a kernel prefetches: while at row j, row j + distance, if there are as many pointers.
 struct Ahead {
@@ -74,9 +76,10 @@ struct CpuKernels {
                     int64_t dim, float* out, int64_t ld, Ahead ahead) = nullptr;
   // One online-softmax step of one row: x[j] = scale * x[j] + bias[j] (bias may be null), the
   // running maximum and sum are updated, x becomes exp(x - maximum). Returns the factor by which
-  // what was accumulated before must be scaled. x has room for n rounded up to kLanePad.
-  float (*softmax_row)(float* x, const float* bias, int64_t n, float scale, float* maximum,
-                       float* sum);
+  // what was accumulated before must be scaled. x has room for n rounded up to kLanePad. `finite`:
+  // an x[j] of -infinity is an overflow, and makes the sum NaN.
+  float (*softmax_row)(float* x, const float* bias, int64_t n, float scale, bool finite,
+                       float* maximum, float* sum);
   // x[0 .. n) *= factor; x padded to kLanePad.
   void (*scale)(float* x, int64_t n, float factor);
 
@@ -96,13 +99,13 @@ struct CpuKernels {
                     float* out) = nullptr;
   // softmax_row() for `rows` lanes at once: x [n][rows], maximum, sum, factor [rows].
   void (*softmax_lanes)(float* x, const float* bias, int64_t n, int64_t rows, float scale,
-                        float* maximum, float* sum, float* factor);
+                        bool finite, float* maximum, float* sum, float* factor);
   // x[i][r] *= factor[r]; x [n][rows].
   void (*scale_lanes)(float* x, int64_t n, int64_t rows, const float* factor);
 
   // ---- scores (select/score.cc); n is a multiple of kLanePad, padding of x is -infinity.
-  // x *= scale; returns log sum_j weights[j] exp(x[j]): -infinity if all x are, NaN if one is NaN
-  // or +infinity.
+  // x *= scale; returns log sum_j weights[j] exp(x[j]): -infinity if all weights are 0. NaN if an x
+  // is NaN or +infinity, or -infinity with a weight above 0.
   float (*log_sum_exp)(float* x, const float* weights, int64_t n, float scale);
   // The sum of the x[j] with read[j] = 0. x and read have room for n rounded up to kLanePad.
   float (*unread_sum)(const float* x, const uint8_t* read, int64_t n);

@@ -25,16 +25,27 @@ HWY_INLINE VF exp_of(VF x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(f, x));
 }
 
-float softmax_row(float* x, const float* bias, int64_t n, float scale, float* maximum, float* sum) {
+// sum, or NaN in lanes where x has been -infinity.
+HWY_INLINE VF unless_overflown(VF low, VF sum) {
+  const F f;
+  const auto over = hn::Eq(low, hn::Set(f, -std::numeric_limits<float>::infinity()));
+  return hn::IfThenElse(over, hn::NaN(f), sum);
+}
+
+float softmax_row(float* x, const float* bias, int64_t n, float scale, bool finite, float* maximum,
+                  float* sum) {
   const F f;
   const VF scales = hn::Set(f, scale);
   const VF minus_infinity = hn::Set(f, -std::numeric_limits<float>::infinity());
-  VF top = hn::Set(f, *maximum);
+  VF top = hn::Set(f, *maximum), low = hn::Zero(f);
   for (int64_t j = 0; j < n; j += kLanes) {
     VF v = hn::Mul(hn::LoadU(f, x + j), scales);
+    if (j + kLanes <= n) low = hn::Min(v, low);
     if (bias != nullptr) v = hn::Add(v, hn::LoadU(f, bias + j));
     if (j + kLanes > n) {
-      v = hn::IfThenElse(hn::FirstN(f, static_cast<size_t>(n - j)), v, minus_infinity);
+      const auto there = hn::FirstN(f, static_cast<size_t>(n - j));
+      low = hn::Min(hn::IfThenElseZero(there, v), low);
+      v = hn::IfThenElse(there, v, minus_infinity);
     }
     hn::StoreU(v, f, x + j);
     top = hn::Max(v, top);
@@ -50,6 +61,7 @@ float softmax_row(float* x, const float* bias, int64_t n, float scale, float* ma
   }
   const float factor = peak == old ? 1.0f : std::exp(old - peak);
   *maximum = peak;
+  if (finite) total = unless_overflown(low, total);
   *sum = *sum * factor + hn::GetLane(hn::SumOfLanes(f, total));
   return factor;
 }
@@ -63,14 +75,15 @@ void scale(float* x, int64_t n, float factor) {
 }
 
 void softmax_lanes(float* x, const float* bias, int64_t n, int64_t rows, float scale_by,
-                   float* maximum, float* sum, float* factor) {
+                   bool finite, float* maximum, float* sum, float* factor) {
   const F f;
   const VF scales = hn::Set(f, scale_by);
   for (int64_t r = 0; r < rows; r += kLanes) {
     const VF old = hn::LoadU(f, maximum + r);
-    VF top = old;
+    VF top = old, low = hn::Zero(f);
     for (int64_t j = 0; j < n; ++j) {
       VF v = hn::Mul(hn::LoadU(f, x + j * rows + r), scales);
+      low = hn::Min(v, low);
       if (bias != nullptr) v = hn::Add(v, hn::Set(f, bias[j]));
       hn::StoreU(v, f, x + j * rows + r);
       top = hn::Max(v, top);
@@ -81,6 +94,7 @@ void softmax_lanes(float* x, const float* bias, int64_t n, int64_t rows, float s
       hn::StoreU(p, f, x + j * rows + r);
       total = hn::Add(total, p);
     }
+    if (finite) total = unless_overflown(low, total);
     const VF by = exp_of(hn::Sub(old, top));
     hn::StoreU(top, f, maximum + r);
     hn::StoreU(by, f, factor + r);
@@ -91,9 +105,11 @@ void softmax_lanes(float* x, const float* bias, int64_t n, int64_t rows, float s
 float log_sum_exp(float* x, const float* weights, int64_t n, float scale_by) {
   const F f;
   const VF scales = hn::Set(f, scale_by);
-  VF top = hn::Set(f, kLowest);
+  VF top = hn::Set(f, kLowest), low = hn::Zero(f);
   for (int64_t j = 0; j < n; j += kLanes) {
     const VF v = hn::Mul(hn::LoadU(f, x + j), scales);
+    const auto counts = hn::Gt(hn::LoadU(f, weights + j), hn::Zero(f));
+    low = hn::Min(hn::IfThenElseZero(counts, v), low);
     hn::StoreU(v, f, x + j);
     top = hn::Max(v, top);
   }
@@ -104,6 +120,7 @@ float log_sum_exp(float* x, const float* weights, int64_t n, float scale_by) {
     const VF p = exp_of(hn::Sub(hn::LoadU(f, x + j), peaks));
     total = hn::MulAdd(hn::LoadU(f, weights + j), p, total);
   }
+  total = unless_overflown(low, total);
   return peak + std::log(hn::GetLane(hn::SumOfLanes(f, total)));
 }
 

@@ -38,8 +38,7 @@ TEST_F(Merge, AsTheCpuDoes) {
       const DeviceArray<float> la(lse_a), lb(lse_b);
       ASSERT_TRUE(
           merge_states(0, dtype, kRows, dim, a.get(), la.get(), b.get(), lb.get(), nullptr).ok());
-      ASSERT_TRUE(
-          merge_rows(dtype, kRows, dim, out_a.data(), lse_a.data(), out_b.data(), lse_b.data()));
+      merge_rows(dtype, kRows, dim, out_a.data(), lse_a.data(), out_b.data(), lse_b.data());
       const std::vector<std::byte> found = a.host();
       const std::vector<float> found_lse = la.host();
       const double step = dtype == DType::kF32 ? 1e-6 : dtype == DType::kF16 ? 1e-3 : 8e-3;
