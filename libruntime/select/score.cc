@@ -151,7 +151,6 @@ class Scorer {
   // f(first, place, count) for each range; place: of its first cluster among the alive ones.
   template <class Function>
   void for_each_range(const Function& f) const {
-    if (p_.ranges.empty()) return f(0, 0, p_.clusters);
     int64_t place = 0;
     for (const ClusterRange& range : p_.ranges) {
       f(range.first, place, range.count);

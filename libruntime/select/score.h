@@ -59,7 +59,7 @@ struct ScoreProblem {
   int64_t dim = 0;                       // d
   int64_t clusters = 0;                  // n, the alive ones
   std::span<const ClusterRange> ranges;  // where they are among the centroids: n in all, ascending,
-                                         // disjoint. Empty = the first n
+                                         // disjoint
   const void* centroids = nullptr;       // [all, d]
   const uint32_t* sizes = nullptr;       // [n]: N_j, keys below each; 0 = empty, scores -inf
   const float* queries = nullptr;        // [tokens, group, d], after RoPE

@@ -51,32 +51,9 @@ TEST(CopyIndex, RefusesLayerBudgetsThatDoNotFit) {
     EXPECT_FALSE(Env::posix().exists(output));
     return status.message();
   };
-  const struct {
-    void (*change)(LayerBudgets&);
-    const char* says;
-  } cases[] = {{[](auto& b) {
-                  b.budget = {9, 31, 20};
-                },
-                "budget: found an array of 3, expected 2"},
-               {[](auto& b) {
-                  b.budget = {9, 30};
-                },
-                "budget: found a sum of 39, expected 40"},
-               {[](auto& b) {
-                  b.budget = {-25, 65};
-                },
-                "budget[0]: found -25"},
-               {[](auto& b) {
-                  b.cosine = {0.25, 1.5};
-                },
-                "cosine[1]: found 1.5"},
-               {[](auto& b) { b.p = 0; }, "p: found 0"},
-               {[](auto& b) { b.uniform_budget = 65; }, "uniform_budget: found 65"}};
-  for (const auto& [change, says] : cases) {
-    LayerBudgets wrong = budgets();
-    change(wrong);
-    EXPECT_THAT(embed(wrong), HasSubstr(says));
-  }
+  LayerBudgets wrong = budgets();
+  wrong.budget = {9, 31, 20};
+  EXPECT_THAT(embed(wrong), HasSubstr("budget: found an array of 3, expected 2"));
 }
 
 }  // namespace
