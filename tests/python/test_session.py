@@ -26,6 +26,18 @@ def test_dense_is_attention(name, dtype, tolerance):
         np.testing.assert_array_equal(turned, lse.T)
 
 
+def test_a_request_that_is_not_finite_is_nan_alone(index):
+    """As an engine sees it: attention and the merge with its own."""
+    session, q = sqz.Session(index, selector="dense"), queries(index.info, 3)
+    expected = session.attend(0, q, indptr=[0, 1, 3])
+    q[0, 0, 0] = np.nan
+    found, own = session.attend(0, q, indptr=[0, 1, 3]), session.attend(0, q, indptr=[0, 1, 3])
+    sqz.merge_states(*own, *found)
+    for part, whole in zip((*found, own[0]), (*expected, expected[0]), strict=True):
+        assert np.isnan(part[0]).all()
+        np.testing.assert_allclose(part[1:], whole[1:], rtol=1e-5)
+
+
 def test_stats_count_and_reset(heads):
     session = sqz.Session(heads, selector="dense")
     for layer in (0, 1, 1):
