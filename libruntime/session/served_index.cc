@@ -68,9 +68,7 @@ Result<std::shared_ptr<const ServedIndex>> make_served_index(std::shared_ptr<con
                          make_layer_table(index->layers.back(), layer, index->file->path()));
     index->tables.push_back(std::move(table));
   }
-  if (metadata.levels > 0 || metadata.key_calibration) {
-    SQZ_ASSIGN_OR_RETURN(index->calibration, index->file->calibration());
-  }
+  SQZ_ASSIGN_OR_RETURN(index->calibration, index->file->calibration());
   return std::shared_ptr<const ServedIndex>(std::move(index));
 }
 

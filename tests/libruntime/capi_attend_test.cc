@@ -117,6 +117,15 @@ TEST_F(CApi, RequestsLongerThanTheSessionTakes) {
   EXPECT_EQ(sqz_attend(older.handle(), &call.args), SQZ_OK) << sqz_last_error();
 }
 
+TEST_F(CApi, TheStrideOfASingleTokenSaysNothing) {
+  runtime::Session session(*index_, runtime::options_for_budget(0.125));
+  int64_t strides[] = {12345, 16, 1}, of_lse[] = {-1, 1};
+  Call call(1);
+  call.q_tensor.strides = call.out_tensor.strides = strides;
+  call.lse_tensor.strides = of_lse;
+  session.attend(call.args);
+}
+
 TEST_F(CApi, NoTokensIsNoWork) {
   runtime::Session session(*index_, runtime::options_for_budget(0.125));
   Call call(0);

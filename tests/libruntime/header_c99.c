@@ -10,7 +10,7 @@ EXPECT_SIZE(sqz_run, 8);
 EXPECT_SIZE(sqz_session_options, 120);
 EXPECT_SIZE(sqz_attend_args, 88);
 EXPECT_SIZE(sqz_upload_options, 32);
-EXPECT_SIZE(sqz_stats, 104);
+EXPECT_SIZE(sqz_stats, 96);
 EXPECT_SIZE(sqz_index_info, 152);
 
 int sqz_header_is_c99(void) {
