@@ -20,7 +20,7 @@ JsonFields::JsonFields(const JsonValue& object, std::string label, std::string p
 }
 
 JsonFields JsonFields::object(std::string_view key) const {
-  static const JsonValue kNull;
+  static const JsonValue kNull{};
   const JsonValue* field = find(key);
   return JsonFields(field ? *field : kNull, label_, concat(prefix_, key, "."));
 }
