@@ -88,9 +88,9 @@ TEST_P(Trees, OrderNestsAndPermutes) {
 
 INSTANTIATE_TEST_SUITE_P(Levels, Trees,
                          ::testing::Values(std::vector<int64_t>{45}, std::vector<int64_t>{9, 45},
-                                         std::vector<int64_t>{5, 20, 90},
-                                         std::vector<int64_t>{1, 1, 1, kKeys},
-                                         std::vector<int64_t>{45, 45}));
+                                           std::vector<int64_t>{5, 20, 90},
+                                           std::vector<int64_t>{1, 1, 1, kKeys},
+                                           std::vector<int64_t>{45, 45}));
 
 // Notes what it is asked; child i goes to cluster i mod C.
 class RecordingEngine : public KmeansEngine {
