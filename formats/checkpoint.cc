@@ -45,7 +45,7 @@ Result<std::map<std::string, std::string>> read_weight_map(Env& env, const std::
   std::map<std::string, std::string> out;
   for (const JsonValue& shard : map->items()) {
     if (!is_plain_name(shard.string())) {
-      fields.complain_of(concat("weight_map.", shard.key()), found_text(shard),
+      fields.complain_of(concat("weight_map.", in_quotes(shard.key())), found_text(shard),
                          "the name of a file beside it");
     }
     out.emplace(shard.key(), shard.string());
@@ -108,7 +108,8 @@ Status Checkpoint::open_sharded(Env& env, const std::string& index_path) {
     const TensorInfo* info = shards_[shard].header.find(tensor);
     if (info == nullptr) {
       return Refuse{shards_[shard].file->path(), Code::kMismatch}(
-          tensor, "no such tensor", concat("the tensor that ", index_path, " places there"));
+          in_quotes(tensor), "no such tensor",
+          concat("the tensor that ", index_path, " places there"));
     }
     tensors_[tensor] = {shard, info};
   }

@@ -130,7 +130,9 @@ std::optional<JsonDifference> first_difference(const JsonValue* left, const Json
     for (const JsonValue* side : {left, right}) {
       for (const JsonValue& member : side->items()) {
         const std::string_view key = member.key();
-        const std::string inner = concat(name, name.empty() ? "" : ".", key);
+        const std::string quoted = in_quotes(key);  // as a message may print it
+        const std::string inner =
+            concat(name, name.empty() ? "" : ".", quoted.substr(1, quoted.size() - 2));
         if (auto found = first_difference(left->find(key), right->find(key), inner)) return found;
       }
     }

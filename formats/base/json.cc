@@ -26,7 +26,7 @@ class JsonBuilder : public nlohmann::json_sax<Library> {
   bool number_unsigned(number_unsigned_t value) override { return add(JsonValue(value)); }
   bool number_float(number_float_t value, const string_t& text) override {
     if (text.find_first_of(".eE") != string_t::npos) return add(JsonValue(value));
-    return fail(concat("integer ", text, " does not fit in 64 bits"));
+    return fail(concat("integer ", in_quotes(text), " does not fit in 64 bits"));
   }
   bool string(string_t& value) override { return add(JsonValue(keep(value))); }
   bool binary(binary_t&) override { return fail("binary value"); }
@@ -41,7 +41,7 @@ class JsonBuilder : public nlohmann::json_sax<Library> {
     std::sort(first, pending_.end(), [](auto& a, auto& b) { return a.key_ < b.key_; });
     const auto twice = std::adjacent_find(first, pending_.end(),
                                           [](auto& a, auto& b) { return a.key_ == b.key_; });
-    if (twice != pending_.end()) return fail(concat("duplicate key \"", twice->key_, "\""));
+    if (twice != pending_.end()) return fail("duplicate key " + in_quotes(twice->key_));
     return end_array();
   }
   bool end_array() override {
@@ -56,9 +56,12 @@ class JsonBuilder : public nlohmann::json_sax<Library> {
   }
   bool parse_error(std::size_t position, const std::string&,
                    const nlohmann::detail::exception& error) override {
-    // The library prefixes "[json.exception...] ": the reader wants what follows.
+    // The library prefixes "[json.exception...] ", and quotes the text as it is.
     std::string what = error.what();
     if (const size_t end = what.find("] "); end != std::string::npos) what = what.substr(end + 2);
+    if (const size_t raw = what.find("; last read: '"); raw != std::string::npos) {
+      what.erase(raw, what.rfind('\'') + 1 - raw);
+    }
     return fail(concat("byte ", position, ": ", what));
   }
 

@@ -2,9 +2,6 @@
 // the n-th call or tear the n-th write in two.
 #pragma once
 
-#include <gtest/gtest.h>
-
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,7 +9,6 @@
 #include <vector>
 
 #include "formats/base/file.h"
-#include "tests/common/temporary_directory.h"
 
 namespace sqz::testing {
 
@@ -129,23 +125,5 @@ struct FailNth {
     };
   }
 };
-
-// Writing makes at least `least` calls of the file system, and leaves nothing if one of them fails.
-inline void expect_failures_leave_nothing(
-    size_t least, const std::function<Status(Env&, const std::string& path)>& write) {
-  TemporaryDirectory count_dir;
-  FailNth count;
-  FaultEnv counted(count.hook());
-  ASSERT_TRUE(write(counted, count_dir.file("f.sqz")).ok());
-  ASSERT_GE(count.calls.size(), least);
-  for (int nth = 0; !is_after_publishing(count.calls[static_cast<size_t>(nth)]); ++nth) {
-    TemporaryDirectory dir;
-    FailNth fail;
-    fail.fail_at = nth;
-    FaultEnv env(fail.hook());
-    EXPECT_FALSE(write(env, dir.file("f.sqz")).ok());
-    EXPECT_TRUE(std::filesystem::is_empty(dir.path())) << count.calls[static_cast<size_t>(nth)];
-  }
-}
 
 }  // namespace sqz::testing

@@ -5,13 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <functional>
 
 #include "tests/common/same_qmodel.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_qmodel.h"
-#include "tests/formats/fault_env.h"
 #include "tests/formats/raw_safetensors.h"
 
 namespace sqz {
@@ -105,12 +105,6 @@ TEST(QmodelFile, IsToldFromAnIndex) {
               HasSubstr("kind: found \"index\", expected \"qmodel\""));
   EXPECT_THAT(read_qmodel_file(dir.file("x.txt")).status().message(),
               HasSubstr("not a query classifier: it begins with \"some text\""));
-}
-
-TEST(QmodelFile, AFailureAtAnyCallLeavesNothing) {
-  testing::expect_failures_leave_nothing(10, [](Env& env, const std::string& path) {
-    return write_qmodel_file(env, path, false, tiny_qmodel()).status();
-  });
 }
 
 TEST(QmodelFile, ContentsThatAreWrongAreNamed) {

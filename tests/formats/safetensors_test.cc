@@ -139,6 +139,10 @@ TEST(Safetensors, EveryTruncationIsRefused) {
 
 TEST(Safetensors, NamesFromTheFileAreMadePrintable) {
   EXPECT_EQ(in_quotes("a\x1b[2J\n"), "\"a\\x1b[2J\\x0a\"");
+  const std::string duplicate = "\"\\u001b\xc2\x9b\\n\xc3\xa9\":0";
+  EXPECT_THAT(
+      parse(safetensors_bytes(concat('{', duplicate, ',', duplicate, '}'), "")).status().message(),
+      ::testing::HasSubstr("\"\\x1b\\xc2\\x9b\\x0a\\xc3\\xa9\""));
   EXPECT_EQ(in_quotes(std::string(100, 'n')), "\"" + std::string(80, 'n') + "\"...");
   EXPECT_EQ(shape_text(std::vector<int64_t>{8, 16}), "[8, 16]");
   EXPECT_EQ(shape_text({}), "[]");

@@ -141,6 +141,8 @@ const Conflict kConflicts[] = {
     {"two_levels", R"({"model": {"query_heads": 2, "kv_heads": 2}})", "layers.0.level.1"},
     {"two_levels", R"({"model": {"query_heads": 3, "kv_heads": 2}})", "kv_heads"},
     {"two_levels", R"({"model": {"layers": 60000}})", "sliding_window"},
+    {"nothing_clustered", R"({"model": {"sliding_window": [9, 0]}})", "layers[0].window"},
+    {"nothing_clustered", R"({"model": {"sliding_window": [8, 8]}})", "layers[1].window"},
     {"q8", R"({"format_version": 1})", "format_version"},
     {"q8", R"({"rows": null})", "layers.0.keys"},
     {"q8", R"({"key_codes": 2})", "layers.0.key_codes"},
