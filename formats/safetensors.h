@@ -47,8 +47,8 @@ struct SafetensorsHeader {
 Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> header,
                                                    uint64_t file_size, std::string_view path);
 
-// Reads and parses the header of an open file. Allocates at most a few times the header's length,
-// and nothing before the file is known to be as long.
+// Reads and parses the header of an open file. Allocates in proportion to the header's length
+// (about 80 bytes a JSON value), and nothing before the file is known to be as long.
 Result<SafetensorsHeader> read_safetensors_header(const ReadFile& file);
 
 // "[8, 1024, 128]"
