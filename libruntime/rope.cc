@@ -27,8 +27,8 @@ void scale_llama3(const RopeDescription& rope, std::vector<float>& frequencies) 
   }
 }
 
-// YaRN (paper section 3.2): dimensions that turn often are kept, those that turn less than once
-// are interpolated, with a linear ramp between.
+// YaRN (paper section 3.2): dimensions that turn often are kept, dimensions that turn less than
+// once are interpolated, with a linear ramp between.
 void scale_yarn(const RopeDescription& rope, int64_t head_dim, std::vector<float>& frequencies) {
   const auto dim = static_cast<double>(head_dim);
   const auto dimension_of = [&](double rotations) {

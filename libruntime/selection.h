@@ -77,7 +77,7 @@ struct HeadSelection {
   std::span<ClusterWeight> weight_room;
   int64_t weight_count = 0;
   int64_t exact_skipped = 0;  // first exact keys that are not read
-  // What was read to decide.
+  // Rows that were read to decide.
   int64_t centroids = 0;  // vectors of d: centroids, page bounds
   int64_t codes = 0;      // key codes
   int64_t means = 0;      // finest clusters whose mean value the keys of `by_code` need

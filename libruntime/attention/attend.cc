@@ -190,7 +190,7 @@ class RowAttention {
     }
   }
 
-  // Of the queries, as key codes need it.
+  // The rotation that queries need for key codes.
   const float* rotation() const { return by_code_ ? keys_.key_codes.rotation : nullptr; }
 
   std::span<const CodedSpan> slots(const Step& step) const {

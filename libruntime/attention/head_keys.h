@@ -34,7 +34,7 @@ struct HeadKeys {
   std::array<const float*, kMaxLevels> log_sizes = {};  // log N_i of each cluster
 };
 
-// Of a KV head of a layer. Borrows from both.
+// The keys of a KV head of a layer. The result borrows from `view` and `table`.
 HeadKeys head_keys(const LayerView& view, const LayerTable& table, int64_t head);
 
 struct KeySequence {

@@ -1,4 +1,4 @@
-// sqz_attend() and what goes with it: the selection alone, merging.
+// sqz_attend(), sqz_select() and sqz_merge_states().
 #include <algorithm>
 
 #include "libruntime/attention/attend.h"

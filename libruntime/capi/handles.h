@@ -51,7 +51,7 @@ struct Uploaded {
 struct sqz_index {
   std::shared_ptr<const sqz::SqzFile> file;
   std::string fingerprint;
-  std::mutex mutex;                                // guards what follows
+  std::mutex mutex;                                // guards the members below
   std::shared_ptr<const sqz::ServedIndex> served;  // made with the first session or upload
   std::map<int32_t, sqz::capi::OfThisProcess<sqz::capi::Uploaded>> uploaded;  // by device
 };

@@ -51,7 +51,7 @@ std::vector<double> deal(double total, std::span<const double> weights,
                          std::span<const double> caps) {
   std::vector<double> out(weights.size(), 0.0);
   std::vector<bool> full(weights.size(), false);
-  // Those that reach their caps leave more to the others, until no other one does.
+  // Layers that reach their caps leave more to the others, until no other layer reaches its cap.
   for (bool again = true; again;) {
     again = false;
     double left = total, sum = 0;
@@ -80,7 +80,7 @@ std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots) {
   const std::vector<double> dealt = deal(static_cast<double>(total), plan.layer_keep, caps);
   std::vector<int64_t> keys;
   for (const double share : dealt) keys.push_back(static_cast<int64_t>(share + 1e-9));
-  // What whole keys lose goes to the largest remainders, of equal ones to the first layer.
+  // Keys that rounding lost go to the largest remainders; of equal remainders the first layer wins.
   std::vector<size_t> order(keys.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {

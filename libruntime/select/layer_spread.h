@@ -2,8 +2,8 @@
 // share of its clustered keys it keeps (SqueezeAttention's second dimension). Scales come from the
 // session's options, or from the index if it embeds layer budgets; they apply to every selector.
 //
-// What a layer pays before its first key (sink, tail, centroids, page bounds) is the same for all,
-// so that a scale applies to what is left: the clustered keys.
+// All layers pay the same before their first key (sinks, recent window, centroids, page bounds), so
+// a scale applies to the clustered keys alone.
 #pragma once
 
 #include <cstdint>

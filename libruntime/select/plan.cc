@@ -14,13 +14,13 @@ double units(const LayerView& view, int64_t bytes) {
          static_cast<double>(2 * view.head_dim * dtype_size(view.dtype));
 }
 
-// What a clustered key and its value cost: 1 with 16-bit rows.
+// The cost of a clustered key and its value: 1 with 16-bit rows.
 double slot_units(const LayerView& view) {
   return view.coded_keys.bits > 0 ? units(view, view.slot_bytes()) : 1;
 }
 
-// Of the tree with `levels` in use, where codes of `alive` of the keys are read. A centroid or a
-// value mean costs half a unit. See docs/runtime.md, "How much is read".
+// The cost of the tree with `levels` in use, if codes of `alive` of the keys are read. A centroid
+// or a value mean costs half a unit. See docs/runtime.md, "How much is read".
 ReadingCost cost_of_levels(std::span<const LayerView> layers, const Calibration& calibration,
                            int levels, double alive) {
   std::vector<double> clusters(static_cast<size_t>(levels));  // averaged over layers
@@ -124,7 +124,7 @@ ReadingCost tree_cost(const SelectorInputs& inputs, const SelectionRequest& requ
   ReadingCost cost;
   const auto plan_levels = [&](int levels) {
     plan.levels = levels;
-    // Of a keep, the budget depends on the codes that it pays for: 32 steps settle both.
+    // If a keep is asked, the budget depends on the codes that it pays for: 32 steps settle both.
     for (int i = 0; i < 32; ++i) {
       cost = cost_of_levels(inputs.index.layers, calibration, levels, plan.alive);
       resolve(cost, request, plan);

@@ -41,7 +41,7 @@ struct SelectionRequest {
   bool uniform_layers = false;           // what the index embeds about layers is not used
 };
 
-// What a selector is made from. Borrowed: all of it outlives the selector but the path.
+// A selector is made from these. They are borrowed: all but the path outlive the selector.
 struct SelectorInputs {
   const IndexMetadata& metadata;
   const Calibration& calibration;
@@ -91,14 +91,15 @@ struct ReadingCost {
   const char* fixed_names = nullptr;  // "pages, sink and tail", for messages
 };
 
-// Of a selector that reads nothing to decide: what it keeps, and the exact keys but for the first
-// `exact_skipped`.
+// The cost of a selector that reads nothing to decide: the keys that it keeps, and the exact keys
+// but for the first `exact_skipped`.
 ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped);
-// Of pages: their bounds are read, and at least one page.
+// The cost of pages: their bounds are read, and at least one page.
 ReadingCost pages_cost(const SelectorInputs& inputs, const SelectionRequest& request,
                        SelectionPlan& plan);
-// Of the centroid tree. It serves budgets below what its coarse levels let through; above, the
-// finest level serves alone. So plan.levels, which are asked for, may become 1; plan.alive is set.
+// The cost of the centroid tree. The tree serves budgets below the share that its coarse levels let
+// through; above it the finest level serves alone. So plan.levels, which was asked for, may become
+// 1. Sets plan.alive.
 ReadingCost tree_cost(const SelectorInputs& inputs, const SelectionRequest& request,
                       SelectionPlan& plan);
 
@@ -124,7 +125,7 @@ Status fill_explicit(const double* thresholds, SelectionPlan& plan);
 
 // ---- Calibrated numbers.
 
-// Of clusters or of single keys.
+// Calibrated numbers of clusters or of single keys.
 struct Curves {
   std::array<const float*, Calibration::kScopes> thresholds = {};  // [kGrid] of the finest level
   const std::vector<float>* shares = nullptr;                      // as Calibration::shares

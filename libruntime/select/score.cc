@@ -87,7 +87,7 @@ class Scorer {
     const bool few_keys = p_.coded != nullptr && has_few_rows(p_);
     if (few_keys) {
       SQZ_RETURN_IF_ERROR(score_keys(rows, scores));
-      // Of keys e^87 below all peaks the order is lost: that wants logarithms.
+      // Keys e^87 below all peaks lose their order, so they are compared by logarithms.
       if (std::find(scores.begin(), scores.end(), -kInfinity) == scores.end()) return {};
     }
     weigh_sizes();

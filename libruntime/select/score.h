@@ -90,8 +90,8 @@ int64_t most_score_workspace(ScoreProblem problem);
 Status score_clusters(const ScoreProblem& problem, std::span<float> scores,
                       std::span<float> workspace);
 
-// What single keys weigh, as score_clusters() leaves it in its workspace of a problem with `coded`:
-// e^(logit - peak), of logits times the scale.
+// The weights of single keys, as score_clusters() leaves them in its workspace for a problem with
+// `coded`: e^(logit - peak), of logits times the scale.
 struct ScoredRows {
   int64_t rows = 0;                // query rows, token by token; 0 = not kept, of many rows
   const float* weights = nullptr;  // [rows][ld]

@@ -1,5 +1,5 @@
-// What groups of keys are worth to a query: by centroids (clusters, single keys), by bounds (pages)
-// and by a network (buckets).
+// Scorers say how much a group of keys is worth to a query: by centroids (clusters, single keys),
+// by bounds (pages) and by a network (buckets).
 #include <algorithm>
 #include <cmath>
 

@@ -1,4 +1,4 @@
-// What a session has read, layer by layer: the numbers of sqz_stats.
+// Counts what a session has read, layer by layer: the numbers of sqz_stats.
 #pragma once
 
 #include <span>

@@ -34,7 +34,7 @@ class WorkPlan {
   // Bytes of a block's selections.
   static int64_t block_bytes(const ModelDescription& model, const SelectorLimits& limits);
 
-  // Of a block and KV head, which are numbered block * Hkv + head.
+  // The selection of each block and KV head, numbered block * Hkv + head.
   std::span<HeadSelection> selections(int64_t blocks) {
     return std::span(selections_).first(static_cast<size_t>(blocks * kv_heads_));
   }

@@ -107,7 +107,7 @@ TEST_F(Prune, TakesTheRoomOfTheBudget) {
   EXPECT_LT(report->bytes, std::filesystem::file_size(path) / 10 + 20000);
 }
 
-// What an index embeds decides what is left, and is of no use to what is left.
+// Budgets that an index embeds decide which keys stay, and are of no use to the pruned index.
 TEST_F(Prune, EmbeddedBudgetsAreSpent) {
   TinyIndexOptions o = shape();
   o.layer_budgets = {70, 210, 140};

@@ -116,7 +116,7 @@ TEST_F(Recalibrate, OnlyTheCalibrationChanges) {
   EXPECT_EQ(calibration->queries, 8);
 }
 
-// What is in the file is what calibrate() says of the same queries in its own layout.
+// The file has the calibration that calibrate() finds for the same queries in its own layout.
 TEST_F(Recalibrate, TheCalibrationIsOfTheGivenQueries) {
   const RecordedQueries queries = make_queries(options_);
   const std::string output = directory_.file("out.sqz");

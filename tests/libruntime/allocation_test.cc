@@ -1,6 +1,6 @@
-// What is done without memory: sqz_attend() allocates nothing, no failed allocation of the calls
-// that read a file's header or its contents ends the process, nor does a thread that cannot be
-// started, and checking a file takes little memory however large it is.
+// sqz_attend() allocates nothing. No failed allocation of the calls that read a file's header or
+// its contents ends the process, nor does a thread that cannot be started. Checking a file takes
+// little memory however large it is.
 #include "tests/libruntime/failing_allocations.h"
 
 #include "tests/common/sparse_index.h"
@@ -63,7 +63,7 @@ TEST_F(Allocation, AFailedOneIsAStatus) {
   sqz_index* index = nullptr;
   ASSERT_EQ(sqz_index_open(file.c_str(), SQZ_OPEN_MMAP, &index), SQZ_OK) << sqz_last_error();
   fail_each_allocation([&] { return sqz_index_verify(index); });
-  // What has no allocation that can fail is never refused.
+  // A call that allocates nothing is never refused.
   const int64_t before = allocations;
   sqz_index_info info{.struct_size = sizeof(sqz_index_info)};
   EXPECT_EQ(sqz_index_describe(index, &info), SQZ_OK) << sqz_last_error();

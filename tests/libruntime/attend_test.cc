@@ -1,5 +1,5 @@
-// What the property test cannot draw of attention: every instruction set, more blocks than fit in
-// the buffers, and numbers that are huge or not finite.
+// Attention in cases that the property test cannot draw: every instruction set, more blocks than
+// fit in the buffers, and numbers that are huge or not finite.
 #include <gtest/gtest.h>
 
 #include "libruntime/kernels/cpu/kernels.h"

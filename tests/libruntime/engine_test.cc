@@ -1,4 +1,4 @@
-// What engines need of the C ABI beyond one call for one index: calls over several sessions and
+// Engines need more of the C ABI than one call for one index: calls over several sessions and
 // without a context, ranks of KV heads, fork().
 #include <sys/wait.h>
 #include <unistd.h>
@@ -158,7 +158,7 @@ TEST_F(Engine, RangesOfKvHeadsAreChecked) {
   }
 }
 
-// What a child of fork() finds; the bits that are missing from 15 say what failed.
+// The checks of a child of fork(); the bits that are missing from 15 say which failed.
 int look_from_child(sqz_index* index, sqz_session* session, const Call& expected) {
   int good = 0;
   Call call(2);

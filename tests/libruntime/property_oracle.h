@@ -1,5 +1,5 @@
-// What a session must plan, select and read in a random configuration, in double precision and from
-// the sentences of docs/runtime.md alone.
+// The oracle of the property test: how a session must plan, select and read in a random
+// configuration, in double precision and from the sentences of docs/runtime.md alone.
 #pragma once
 
 #include "libruntime/rope.h"
@@ -113,7 +113,7 @@ class PropertyOracle {
   const LayerView& decoded(int64_t layer) const { return layers_[layer].view; }
   double scale() const { return c_.model.attention_scale; }
 
-  // Of one block and KV head of which this is read.
+  // The bytes read for one block and KV head with this selection.
   int64_t bytes_read(int64_t layer, int64_t head, const reference::Selected& s) const {
     const LayerView& v = views_[layer];
     const int64_t row = v.head_dim * dtype_size(v.dtype);

@@ -126,8 +126,8 @@ class Call {
   sqz_attend_args args;
 };
 
-// Of outputs, relative to 1 + their magnitude. CUDA rounds queries to the dtype of the index, and
-// unpacks rows of codes to it for prompts.
+// The tolerance of outputs, relative to 1 + their magnitude. CUDA rounds queries to the dtype of
+// the index, and unpacks rows of codes to it for prompts.
 double tolerance_of(const PropertyCase& c) {
   if (kGpu) {
     const bool bf16 = c.dtype == DType::kBF16 || c.build.dtype == DType::kBF16;
@@ -136,7 +136,7 @@ double tolerance_of(const PropertyCase& c) {
   return c.dtype == DType::kF32 ? 3e-4 : c.dtype == DType::kF16 ? 1e-3 : 6e-3;
 }
 
-// Of the logarithms of sums, as tolerance_of().
+// The tolerance of the logarithms of sums, as tolerance_of().
 constexpr double kLseTolerance = kGpu ? 2e-3 : 2e-5;
 
 void expect_close(const Output& found, const Output& expected, const PropertyCase& c,

@@ -1,5 +1,5 @@
-// What libruntime must compute, written as plainly as possible in double precision: no tiles, no
-// layouts, no tricks. Tests compare the library with this.
+// The work of libruntime, written as plainly as possible in double precision: no tiles, no layouts,
+// no tricks. Tests compare the library with this.
 #pragma once
 
 #include <algorithm>
@@ -107,8 +107,8 @@ inline int64_t keys_below(const LayerView& view, int64_t head, const Cluster& c)
   return first_slot(view, head, c.level, c.index + 1) - first_slot(view, head, c.level, c.index);
 }
 
-// Of the slots in `out`, the `read` best by their codes stay, and the others are guessed. `problem`
-// is that of the clusters.
+// Keeps the `read` best slots of `out` by their codes, and approximates the others. `problem` is
+// that of the clusters.
 inline void choose_by_codes(ScoreProblem problem, const LayerView& view, int64_t head,
                             const void* codes, int64_t read, Selected& out) {
   const std::vector<uint32_t> ones(view.slots, 1);

@@ -50,7 +50,7 @@ inline std::vector<float> make_queries(const Served& served, int64_t layer, int6
   return q;
 }
 
-// What a call returns, as float32.
+// The results of a call, as float32.
 struct Output {
   std::vector<float> out;  // [T, Hq, d]
   std::vector<float> lse;  // [T, Hq]

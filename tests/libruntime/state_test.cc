@@ -82,7 +82,7 @@ TEST(MergeStates, SidesWithoutKeysCountNothing) {
   ASSERT_EQ(both.merge(), SQZ_OK);
   EXPECT_EQ(both.lse[0][0], -INFINITY);
   EXPECT_EQ(reference::element(DType::kF32, both.out[0].data(), 2), 0.0);
-  // What an empty side holds is nobody's business, not even if it is NaN.
+  // The contents of an empty side do not matter, not even if they are NaN.
   for (const int empty : {0, 1}) {
     Pair pair(DType::kF32, 1, 1, 4);
     auto* nothing = reinterpret_cast<float*>(pair.out[empty].data());

@@ -35,7 +35,7 @@ constexpr int64_t padded_dim(int64_t dim) {
 // difference to itself is 0. A logit of this size still counts.
 inline constexpr float kLowest = -std::numeric_limits<float>::max();
 
-// Which rows a kernel prefetches: while at row j, row j + distance, if there are as many pointers.
+// While a kernel is at row j it prefetches row j + distance, if there are as many pointers.
 struct Ahead {
   int64_t distance = 0;  // 0 = none
   int64_t rows = 0;      // pointers in the array, of which a kernel may use the first only
@@ -76,10 +76,16 @@ struct CpuKernels {
                     int64_t dim, float* out, int64_t ld, Ahead ahead) = nullptr;
   // One online-softmax step of one row: x[j] = scale * x[j] + bias[j] (bias may be null), the
   // running maximum and sum are updated, x becomes exp(x - maximum). Returns the factor by which
+<<<<<<< ours
   // what was accumulated before must be scaled. x has room for n rounded up to kLanePad. `finite`:
   // an x[j] of -infinity is an overflow, and makes the sum NaN.
   float (*softmax_row)(float* x, const float* bias, int64_t n, float scale, bool finite,
                        float* maximum, float* sum);
+=======
+  // earlier sums must be scaled. x has room for n rounded up to kLanePad.
+  float (*softmax_row)(float* x, const float* bias, int64_t n, float scale, float* maximum,
+                       float* sum);
+>>>>>>> theirs
   // x[0 .. n) *= factor; x padded to kLanePad.
   void (*scale)(float* x, int64_t n, float factor);
 

@@ -186,7 +186,7 @@ struct Asking {
   int64_t lines = 0;
   int64_t next = 0;
 
-  // Of the bytes [begin, begin + kBytes) of each row.
+  // Prefetches the bytes [begin, begin + kBytes) of a row.
   template <int64_t kBytes>
   HWY_INLINE void at(int64_t j, const void* const* rows, int64_t begin) const {
     if (lines == 0) {
