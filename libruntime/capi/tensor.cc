@@ -121,16 +121,8 @@ Result<TensorView> view_tensor(const sqz_tensor* tensor, const char* name,
 
 Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
                                 std::initializer_list<int64_t> shape, int device) {
-<<<<<<< ours
   SQZ_ASSIGN_OR_RETURN(const TensorView view, view_tensor(tensor, name, shape, device));
-  // Of no elements, strides say nothing, and their products may overflow.
-=======
-  SQZ_ASSIGN_OR_RETURN(const TensorView view,
-                       view_tensor(tensor, name, shape, device, [](const sqz_tensor& t) {
-                         return checked_elements({t.shape, static_cast<size_t>(t.ndim)});
-                       }));
   // The strides of an empty tensor say nothing, and their products may overflow.
->>>>>>> theirs
   if (view.bytes > 0) SQZ_RETURN_IF_ERROR(check_contiguous(*tensor, name));
   // Kernels read and write 16 bytes at once.
   if (device >= 0 && reinterpret_cast<uintptr_t>(view.data) % 16 != 0) {

@@ -76,16 +76,10 @@ struct CpuKernels {
                     int64_t dim, float* out, int64_t ld, Ahead ahead) = nullptr;
   // One online-softmax step of one row: x[j] = scale * x[j] + bias[j] (bias may be null), the
   // running maximum and sum are updated, x becomes exp(x - maximum). Returns the factor by which
-<<<<<<< ours
-  // what was accumulated before must be scaled. x has room for n rounded up to kLanePad. `finite`:
-  // an x[j] of -infinity is an overflow, and makes the sum NaN.
+  // earlier sums must be scaled. x has room for n rounded up to kLanePad. `finite`: an x[j] of
+  // -infinity is an overflow, and makes the sum NaN.
   float (*softmax_row)(float* x, const float* bias, int64_t n, float scale, bool finite,
                        float* maximum, float* sum);
-=======
-  // earlier sums must be scaled. x has room for n rounded up to kLanePad.
-  float (*softmax_row)(float* x, const float* bias, int64_t n, float scale, float* maximum,
-                       float* sum);
->>>>>>> theirs
   // x[0 .. n) *= factor; x padded to kLanePad.
   void (*scale)(float* x, int64_t n, float factor);
 
