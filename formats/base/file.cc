@@ -96,10 +96,8 @@ class PosixWriteFile : public WriteFile {
   Status write(uint64_t offset, std::span<const std::byte> data) override {
     while (!data.empty()) {
       const ssize_t put = ::pwrite(fd_, data.data(), data.size(), static_cast<off_t>(offset));
-      if (put < 0) {
-        if (errno == EINTR) continue;
-        return io_error(path_, "write", errno);
-      }
+      if (put < 0 && errno == EINTR) continue;
+      if (put <= 0) return io_error(path_, "write", put < 0 ? errno : EIO);
       offset += static_cast<uint64_t>(put);
       data = data.subspan(static_cast<size_t>(put));
     }
