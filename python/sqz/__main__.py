@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(options, "stopped: nothing was written", 130)
     except ImportError as error:
-        return _fail(options, f"{error}: pip install 'sqz[transformers]'", 1)
+        return _fail(options, f"{error}: pip install 'sqz-attention[transformers]'", 1)
     except _library.Error as error:
         return _fail(options, error, 3 if error.status in BAD_INPUT else 2 if error.status == 1 else 1)
     except (TypeError, ValueError, FileNotFoundError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""Draws results of sqz's tools as one HTML page, or as an SVG figure. Needs matplotlib: pip install 'sqz-attention[report]'.
+"""Draws results of sqz's tools as one HTML page, or as an SVG figure. Needs: pip install 'sqz-attention[report]'.
 
     sqz-index info manual.sqz --json > index.json
     sqz-eval --model MODEL --text manual/ --tokens 16000 --budget 0.0625,0.125,0.25 --json > eval.jsonl
