@@ -19,10 +19,12 @@ __device__ inline void add_sums(float& maximum, float& sum, float m, float l) {
   maximum = top;
 }
 
-// The sums of the four lanes that have a query row between them, into each.
+// The sums of neighbouring lanes, four that have a query row between them or as many as are named,
+// into each.
+template <int kLanes = 4>
 __device__ inline void add_sums_of_lanes(float& maximum, float& sum) {
 #pragma unroll
-  for (int step = 1; step <= 2; step *= 2) {
+  for (int step = 1; step < kLanes; step *= 2) {
     const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
     add_sums(maximum, sum, m, l);
   }

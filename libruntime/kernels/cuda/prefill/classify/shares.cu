@@ -32,11 +32,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     sum += exp2f(x - maximum);
   }
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
-    add_sums(maximum, sum, m, l);
-  }
+  add_sums_of_lanes<32>(maximum, sum);
   if (lane == 0) call.lse[head * head_rows + row] = maximum + log2f(sum);
 }
 
@@ -96,48 +92,58 @@ __global__ void __launch_bounds__(kThreads)
   put_score(call, pair, head, bucket, share, block.y * p.group);
 }
 
-// The rows of single tokens, at once: a block of threads a pair.
-__global__ void __launch_bounds__(kThreads)
+constexpr int kTokenThreads = 1024;
+constexpr int kTokenWarps = kTokenThreads / 32;
+
+// The rows of single tokens, at once: a block of threads a pair. A thread has a bucket or some,
+// with the logits of all rows under way at the same time.
+__global__ void __launch_bounds__(kTokenThreads)
     token_shares_kernel(const __grid_constant__ BlockClassify call, Stretch stretch,
                         int64_t head_rows) {
   prefill::begin_dependent();
-  __shared__ float2 sums[kMostGroup][kWarps];
+  __shared__ float2 sums[kMostGroup][kTokenWarps];
   const PrefillLookup& lookup = call.lookup;
   const int group = lookup.shape.group, buckets = lookup.level.clusters;
   const int width = (buckets + 7) / 8 * 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int pair = blockIdx.x + stretch.begin * lookup.shape.kv_heads;
   const int head = pair % lookup.shape.kv_heads, token = blockIdx.x / lookup.shape.kv_heads;
   const float* logits = call.logits + (head * head_rows + int64_t{token} * group) * width;
-  float lse[kMostGroup];
-  for (int r = 0; r < group; ++r) {
-    float maximum = kLowestLogit, sum = 0;
-    for (int i = threadIdx.x; i < width; i += kThreads) {
-      add_sums(maximum, sum, logits[r * width + i], 1);
-    }
+  const auto load = [&](int bucket, float(&x)[kMostGroup]) {
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const float m = __shfl_xor_sync(~0u, maximum, step), l = __shfl_xor_sync(~0u, sum, step);
-      add_sums(maximum, sum, m, l);
-    }
-    if (lane == 0) sums[r][warp] = make_float2(maximum, sum);
+    for (int r = 0; r < kMostGroup; ++r) x[r] = r < group ? logits[r * width + bucket] : -INFINITY;
+  };
+  float maximum[kMostGroup], sum[kMostGroup] = {}, x[kMostGroup];
+#pragma unroll
+  for (float& most : maximum) most = kLowestLogit;
+  for (int bucket = threadIdx.x; bucket < buckets; bucket += kTokenThreads) {
+    load(bucket, x);
+#pragma unroll
+    for (int r = 0; r < kMostGroup; ++r) add_sums(maximum[r], sum[r], x[r], 1);
   }
-  __syncthreads();
 #pragma unroll
   for (int r = 0; r < kMostGroup; ++r) {
     if (r >= group) break;
-    float maximum = kLowestLogit, sum = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) add_sums(maximum, sum, sums[r][w].x, sums[r][w].y);
-    lse[r] = maximum + log2f(sum);
+    add_sums_of_lanes<32>(maximum[r], sum[r]);
+    if (lane == 0) sums[r][warp] = make_float2(maximum[r], sum[r]);
   }
-  for (int bucket = threadIdx.x; bucket < buckets; bucket += kThreads) {
-    float maximum = kLowestLogit, sum = 0;
+  __syncthreads();
+  float lse[kMostGroup];
+#pragma unroll
+  for (int r = 0; r < kMostGroup; ++r) {
+    if (r >= group) break;
+    maximum[r] = sums[r][lane].x;
+    sum[r] = sums[r][lane].y;
+    add_sums_of_lanes<32>(maximum[r], sum[r]);
+    lse[r] = maximum[r] + log2f(sum[r]);
+  }
+  for (int bucket = threadIdx.x; bucket < buckets; bucket += kTokenThreads) {
+    load(bucket, x);
+    float most = kLowestLogit, share = 0;
 #pragma unroll
     for (int r = 0; r < kMostGroup; ++r) {
-      if (r >= group) break;
-      add_sums(maximum, sum, logits[r * width + bucket] - lse[r], 1);
+      if (r < group) add_sums(most, share, x[r] - lse[r], 1);
     }
-    put_score(call, pair, head, bucket, maximum + log2f(sum), group);
+    put_score(call, pair, head, bucket, most + log2f(share), group);
   }
 }
 
@@ -148,8 +154,8 @@ Status add_shares(const BlockClassify& call, const Stretch& stretch, cudaStream_
   const int rows = stretch.rows(call);
   const int64_t head_rows = classify_rows(call.tokens, p.group);
   if (call.lookup.blocks.block_tokens == 1) {
-    return launch_blocks(token_shares_kernel, (stretch.end - stretch.begin) * p.kv_heads, kThreads,
-                         0, call.device, stream, call, stretch, head_rows);
+    return launch_blocks(token_shares_kernel, (stretch.end - stretch.begin) * p.kv_heads,
+                         kTokenThreads, 0, call.device, stream, call, stretch, head_rows);
   }
   const dim3 row_grid(static_cast<unsigned>((rows + kWarps - 1) / kWarps),
                       static_cast<unsigned>(p.kv_heads));

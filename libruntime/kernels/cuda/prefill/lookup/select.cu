@@ -23,7 +23,8 @@ constexpr size_t kMostBits = 32768;  // bytes of the chosen clusters, a bit each
 constexpr int kWarps = kSelectThreads / 32;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-using BlockScan = cub::BlockScan<uint32_t, kSelectThreads>;
+// Not the raking one, whose 32 steps of one warp everybody waits for.
+using BlockScan = cub::BlockScan<uint32_t, kSelectThreads, cub::BLOCK_SCAN_WARP_SCANS>;
 
 struct Shared {
   BlockScan::TempStorage scan;
