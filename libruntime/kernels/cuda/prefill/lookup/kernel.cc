@@ -97,8 +97,8 @@ int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& b
   return cut_workspace(params, nullptr);
 }
 
-Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
-                      const Device& device, bool sm90, cudaStream_t stream) {
+Status prefill_scores(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
+                      const Device& device, bool sm90, cudaStream_t stream, SelectRuns& out) {
   SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
   PrefillLookupParams params = make_params(call, sm90);
   const int64_t needed = cut_workspace(params, static_cast<uint8_t*>(workspace));
@@ -106,15 +106,24 @@ Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t worksp
     return {Code::kInvalidArgument, concat("prefill_lookup: workspace of ", workspace_bytes,
                                            " bytes, ", needed, " needed")};
   }
+  out = select_of(params);
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   SQZ_RETURN_IF_ERROR(launch_prepare(params, device, stream));
   const int32_t dim = call.shape.dim;
-  SQZ_RETURN_IF_ERROR(for_dim(dim, no_such_dim(dim), [&](auto d) {
+  return for_dim(dim, no_such_dim(dim), [&](auto d) {
     return call.shape.dtype == DType::kBF16
                ? launch_passes<__nv_bfloat16, d.value>(params, device, stream)
                : launch_passes<__half, d.value>(params, device, stream);
-  }));
-  return launch_select(select_of(params), device, stream);
+  });
+}
+
+Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
+                      const Device& device, bool sm90, cudaStream_t stream) {
+  SelectRuns select;
+  SQZ_RETURN_IF_ERROR(
+      prefill_scores(call, workspace, workspace_bytes, device, sm90, stream, select));
+  if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
+  return launch_select(select, device, stream);
 }
 
 }  // namespace sqz::cuda

@@ -28,6 +28,11 @@ struct SelectRuns {
   unsigned long long* counters = nullptr;  // {selections, keys, vectors}; may be null
 };
 
+// prefill_lookup() without the choice: `out` gets the scores as launch_select() takes them. They
+// stay in the workspace until it is used again.
+Status prefill_scores(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
+                      const Device& device, bool sm90, cudaStream_t stream, SelectRuns& out);
+
 // kUnsupported for more clusters than a block's shared memory has bits.
 Status launch_select(const SelectRuns& call, const Device& device, cudaStream_t stream);
 
