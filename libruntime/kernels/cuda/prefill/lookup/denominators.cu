@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kDenominatorThreads)
   if (row >= block.y * params.shape.group) return;
   const int32_t total = alive_clusters(params, list);
   const int32_t piece = kPieceTiles * params.row_plan.clusters;
-  const int32_t pieces = params.sm90 ? (total + piece - 1) / piece : kSm80Parts;
+  const int32_t pieces = params.sm90 ? (total + piece - 1) / piece : params.row_plan.pieces;
   const int64_t queries =
       static_cast<int64_t>(params.blocks.tokens) * params.shape.kv_heads * params.shape.group;
   const int64_t query =

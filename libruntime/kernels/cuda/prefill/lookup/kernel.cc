@@ -27,7 +27,8 @@ PrefillLookupParams make_params(const PrefillLookup& call, bool sm90) {
   PrefillLookupParams params = {call};
   params.sm90 = sm90;
   params.scale = shape.scale * static_cast<float>(M_LOG2E);
-  params.row_plan.pieces = kSm80Parts;
+  // Few rows leave a GPU idle unless many blocks share the clusters.
+  params.row_plan.pieces = blocks.block_tokens > 1 ? kSm80Parts : 4 * kSm80Parts;
   params.column_plan.row_tiles = 1;
   params.page_pieces = std::clamp(blocks.block_tokens * shape.group / 256, 1, 16);
   if (!sm90) return params;

@@ -8,7 +8,7 @@
 
 namespace sqz::cuda {
 
-inline constexpr int kSm80Parts = 8;  // of a level's clusters, for denominators
+inline constexpr int kSm80Parts = 8;  // of a level's clusters, for denominators of blocks of tokens
 
 struct PrefillLookupParams : PrefillLookup {
   bool sm90 = false;

@@ -4,8 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cub/block/block_scan.cuh>
-
 #include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
@@ -23,11 +21,8 @@ constexpr size_t kMostBits = 32768;  // bytes of the chosen clusters, a bit each
 constexpr int kWarps = kSelectThreads / 32;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-// Not the raking one, whose 32 steps of one warp everybody waits for.
-using BlockScan = cub::BlockScan<uint32_t, kSelectThreads, cub::BLOCK_SCAN_WARP_SCANS>;
-
 struct Shared {
-  BlockScan::TempStorage scan;
+  uint32_t scan[kWarps];
   uint32_t histogram[kDigits];
   uint32_t prefix, left;
   uint32_t ends[kWarps];  // of the runs of each warp's words
@@ -35,8 +30,18 @@ struct Shared {
 
   // Sum of the threads before this one; `total` of all. All threads.
   __device__ uint32_t sum_before(uint32_t own, uint32_t& total) {
-    uint32_t before;
-    BlockScan(scan).ExclusiveSum(own, before, total);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    uint32_t before = own;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const uint32_t other = __shfl_up_sync(kAll, before, step);
+      if (lane >= step) before += other;
+    }
+    if (lane == 31) scan[warp] = before;
+    __syncthreads();
+    const uint32_t of_warp = scan[lane];
+    total = __reduce_add_sync(kAll, of_warp);
+    before += __reduce_add_sync(kAll, lane < warp ? of_warp : 0) - own;
     __syncthreads();
     return before;
   }
@@ -51,6 +56,7 @@ struct List {
   float* scores;            // [count] log2 S; of an empty cluster -infinity
   const uint32_t* wanted;   // [Hkv] or null
   float threshold;          // log2
+  bool logarithms;          // scores are, and not bounds of pages
   uint32_t* chosen;         // [ceil(count / 32)] bits, in shared memory
   bool fault;               // nothing is chosen, and nothing counted
 
@@ -112,10 +118,14 @@ __device__ uint32_t keys_chosen(const List& list, Shared& shared) {
   return total;
 }
 
-// Greater scores have greater ranks; 0: there is none.
+// Greater scores have greater ranks; 0: there is none. Logarithms from -64 on have ranks as far
+// apart as they are: those of floats fill a few of a histogram's bins, and threads wait for each
+// other.
 __device__ uint32_t rank_at(const List& list, int32_t at) {
   const float score = list.scores[at];
-  return score > -INFINITY ? rank_of(score) : 0;
+  if (!(score > -INFINITY)) return 0;
+  if (!list.logarithms || score < -64) return rank_of(score);
+  return 0xC0000000u + static_cast<uint32_t>(__float2int_rd(fminf(score, 63.0f) * 0x1p24f));
 }
 
 // The cutoff of the ranking: the rank at which `wanted` keys are passed, some at a time
@@ -306,6 +316,7 @@ __global__ void __launch_bounds__(kSelectThreads)
   const int2 block = block_of(call.blocks, number / call.kv_heads);
   const int scope = block.y > 1 ? 1 : 0;
   list.wanted = call.level.wanted[scope];
+  list.logarithms = call.level.greatest == nullptr;
   list.threshold = call.level.log_threshold[scope] * 1.4426950408889634f;
   list.fault = (call.bits != nullptr ? call.faults[number] : call.chosen.totals[number].fault) != 0;
   if (list.fault) list.count = 0;

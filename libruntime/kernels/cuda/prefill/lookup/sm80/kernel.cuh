@@ -67,9 +67,10 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
   __shared__ float log_sizes[2][Tile::kStream];
   const PrefillShape& p = call.shape;
   prefill::begin_dependent();
-  const int item = static_cast<int>(blockIdx.x), part = item % kSm80Parts;
-  const int first = item / kSm80Parts % row_tiles * Tile::kRows;
-  const Sm80Pair own(call, item / kSm80Parts / row_tiles);
+  const int item = static_cast<int>(blockIdx.x), parts = call.row_plan.pieces;
+  const int part = item % parts;
+  const int first = item / parts % row_tiles * Tile::kRows;
+  const Sm80Pair own(call, item / parts / row_tiles);
   const int count = own.tokens * p.group;
   if (first >= count) return;
   const bool wide = kTiles == 1 && call.q_dtype != p.dtype;
@@ -82,8 +83,8 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
         return r < count ? own.row_of(p, r / p.group, r % p.group) * kDim : -1;
       },
       rows.stay, rows.stay + Rows::kStayWords);
-  const auto begin = static_cast<uint32_t>(int64_t{own.count} * part / kSm80Parts);
-  const auto end = static_cast<uint32_t>(int64_t{own.count} * (part + 1) / kSm80Parts);
+  const auto begin = static_cast<uint32_t>(int64_t{own.count} * part / parts);
+  const auto end = static_cast<uint32_t>(int64_t{own.count} * (part + 1) / parts);
   const auto fetch = [&](uint32_t tile, int stage) {
     fetch_rows<kDim, Tile::kStream>(
         [&](int r) {

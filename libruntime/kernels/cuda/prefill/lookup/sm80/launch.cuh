@@ -38,7 +38,7 @@ Status launch_passes_sm80(const PrefillLookupParams& call, const Device& device,
     const int row_tiles = (rows + Tile::kRows - 1) / Tile::kRows;
     return launch_blocks(
         bf16 ? sm80_sums_kernel<Bf16, kDim, tiles.value> : sm80_sums_kernel<F16, kDim, tiles.value>,
-        pairs * row_tiles * kSm80Parts, Tile::kThreads,
+        pairs * row_tiles * call.row_plan.pieces, Tile::kThreads,
         sm80_bytes<kDim>((wide ? 2 : 1) * Tile::kRows + 2 * Tile::kStream), device, stream, call,
         row_tiles);
   }));
