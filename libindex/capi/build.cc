@@ -35,12 +35,14 @@ struct Request {
 };
 
 Result<Request> read_request(const char* text) {
-  SQZ_ASSIGN_OR_RETURN(
-      Options in,
-      Options::parse(
-          text, {"sink", "tail", "partition", "page_size", "levels", "level_fractions",
-                 "coarse_keep", "iterations", "rows", "key_codes", "layers16", "calibrate_keys",
-                 "seed", "threads", "engine", "gpu", "tokenizer_hash", "replace", "dry_run"}));
+  SQZ_ASSIGN_OR_RETURN(Options in,
+                       Options::parse(text, {"sink",        "tail",           "partition",
+                                             "page_size",   "levels",         "level_fractions",
+                                             "coarse_keep", "iterations",     "rows",
+                                             "key_codes",   "layers16",       "calibrate_keys",
+                                             "seed",        "threads",        "engine",
+                                             "gpu",         "tokenizer_hash", "chat",
+                                             "replace",     "dry_run"}));
   Request out;
   BuildOptions& build = out.build;
   build.sink = in.integer("sink", 0, INT32_MAX, build.sink);
@@ -74,6 +76,10 @@ Result<Request> read_request(const char* text) {
   build.engine = in.choice("engine", {"auto", "faiss", "cuda"});
   build.gpu = static_cast<int>(in.integer("gpu", 0, INT32_MAX, 0));
   out.tokenizer_hash = in.text("tokenizer_hash", "");
+  if (const sqz::JsonValue* chat = in.find("chat")) {
+    if (!chat->is_object()) in.complain("chat", "an object");
+    build.chat = JsonText(*chat);
+  }
   out.replace = in.boolean("replace", false);
   out.dry_run = in.boolean("dry_run", false);
   SQZ_RETURN_IF_ERROR(in.status());

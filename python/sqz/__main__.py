@@ -36,11 +36,15 @@ def _load(options: argparse.Namespace) -> tuple[Any, Any]:
 def _build(options: argparse.Namespace) -> dict[str, Any]:
     if os.path.exists(options.output) and not options.force:
         raise FileExistsError(f"{options.output}: file exists; pass --force to replace it")
+    chat: Any = options.chat == "auto"
+    if options.chat not in (None, "auto"):
+        with open(options.chat, encoding="utf-8") as file:
+            chat = json.load(file)
     model, tokenizer = _load(options)
     names = ("levels", "rows", "key_codes", "max_tokens", "sink", "tail", "partition", "page_size", "level_fractions",
              "coarse_keep", "iterations", "layers16", "calibrate_keys", "seed", "threads", "engine")
-    built: sqz.Built = sqz.build(model, tokenizer, options.texts, options.output, overwrite=options.force,
-                      progress=False if options.quiet else None, **{name: getattr(options, name) for name in names})
+    built: sqz.Built = sqz.build(model, tokenizer, options.texts, options.output, overwrite=options.force, chat=chat,
+                                 progress=False if options.quiet else None, **{name: getattr(options, name) for name in names})
     return dict(vars(built))
 
 
@@ -116,6 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("texts", nargs="+", metavar="TEXT", help="text files, or folders of them")
     model_options(build)
     build.add_argument("-o", "--output", required=True, help="the index to write")
+    build.add_argument("--chat", metavar="F.json", help="put the texts into a turn of a chat: the texts around its turns, "
+                       "or auto, those of the model's template")
     build.add_argument("--max-tokens", type=int, help="use the first N tokens only")
     build.add_argument("--sink", type=int, help="first tokens that are always attended (16)")
     build.add_argument("--tail", type=int, help="last tokens that are always attended; they calibrate (100)")

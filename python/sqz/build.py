@@ -28,8 +28,8 @@ class Built(os.PathLike[str]):
 
 
 def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output: Path, *, levels: int | None = None,
-          rows: str | None = None, key_codes: int | None = None, max_tokens: int | None = None, overwrite: bool = False,
-          progress: Progress = None, **options: Any) -> Built:
+          rows: str | None = None, key_codes: int | None = None, chat: bool | dict[str, Any] = False,
+          max_tokens: int | None = None, overwrite: bool = False, progress: Progress = None, **options: Any) -> Built:
     """Builds the index of a fixed context: runs the model once over it, on its own device.
 
         sqz.build(model, tokenizer, ["manual.md", "faq/"], "manual.sqz")
@@ -37,6 +37,8 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     model: any model that sqz.transformers.capture takes, in evaluation mode. tokenizer: its own.
     texts: text files, and folders of them, which are one context: encoded file by file, with the tokenizer's special
     tokens in front. Or token ids, a tensor, array or list; then tokenizer may be None.
+    chat: the texts stand in a turn of the tokenizer's chat template (True), or of sqz.chat.chat_format()'s result;
+    the index keeps the texts around the turns.
     output: the index to write. It appears when it is whole: nothing is there after an error or Ctrl-C.
     levels (2) of the tree of clusters; rows "bf16", "f16" or "q8"; key_codes 0, 1 or 2 bits; max_tokens: the first ones
     alone; options: sink, tail, partition, page_size, level_fractions, coarse_keep, iterations, layers16,
@@ -55,13 +57,19 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     path = os.fspath(output)
     decoder_of(model)  # a model that cannot be served is refused before anything is read
     description = describe(model)
-    ids, digest = _context(model, tokenizer, texts, max_tokens)
+    if chat is True:
+        from sqz.chat import chat_format
+        chat = chat_format(tokenizer)
+    elif chat and (missing := {"before", "between", "after"} - chat.keys()):
+        raise ValueError(f"chat: found no {sorted(missing)[0]}, expected before, between and after, the texts around "
+                         "the turns: python -m sqz.chat writes them")
+    ids, digest = _context(model, tokenizer, texts, max_tokens, chat or None)
     tokens = context_tokens(ids, description)
     device = model.device
     gpu = (device.index or 0) if device.type == "cuda" else 0
     with (_shown("build", progress) as show,
           Build(path, description, tokens, levels=levels, rows=rows, key_codes=key_codes, tokenizer_hash=digest,
-                gpu=gpu, replace=overwrite, **options) as made):
+                chat=chat or None, gpu=gpu, replace=overwrite, **options) as made):
         stays = made.plan["takes_gpu"]
 
         def take(layer: int, keys: torch.Tensor, values: torch.Tensor, queries: torch.Tensor) -> None:
@@ -108,8 +116,7 @@ def calibrate(index: Path, model: Any, tokenizer: Any, prompts: Sequence[str], *
         raise FileExistsError(f"{target} exists: pass overwrite=True to replace it")
     with sqz.Index(path) as opened, _shown("calibrate", progress) as show:
         stored = _builder.info(opened)
-        if stored["chat"] is not None:
-            raise ValueError(f"{path}: it was built with a chat template, which sqz-index calibrate applies: use that")
+        chat = stored["chat"]
         calls: list[int] = []
         queries: list[list[torch.Tensor]] = [[] for _ in stored["layers"]]
         lengths = []
@@ -126,7 +133,8 @@ def calibrate(index: Path, model: Any, tokenizer: Any, prompts: Sequence[str], *
             vars(context._serving)["add"] = add
             with torch.inference_mode():
                 for number, prompt in enumerate(prompts):
-                    ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
+                    turn = _turn(tokenizer, chat, "between", prompt, chat["after"]) if chat else prompt
+                    ids = tokenizer(turn, add_special_tokens=False, return_tensors="pt")["input_ids"]
                     lengths.append(ids.shape[1])
                     model.generate(ids.to(model.device), attention_mask=torch.ones_like(ids).to(model.device),
                                    do_sample=False, num_beams=1, max_new_tokens=answer_tokens + 1, disable_compile=True,
@@ -155,12 +163,15 @@ def _shown(label: str, progress: Progress) -> Any:
         yield lambda done: bar.update(100 * done - bar.n)
 
 
-def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None) -> tuple[Any, str]:
+def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None,
+             chat: dict[str, Any] | None) -> tuple[Any, str]:
     """Token ids, and the hash of the tokenizer that made them ("" if they were given)."""
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens: found {max_tokens}, expected 1 or more")
     texts = [texts] if isinstance(texts, (str, os.PathLike)) else texts
     if not isinstance(texts, (list, tuple)) or not all(isinstance(one, (str, os.PathLike)) for one in texts):
+        if chat:
+            raise ValueError("chat: found it beside token ids, which are taken as they are: pass texts")
         ids = getattr(texts, "input_ids", texts)
         digest = "" if tokenizer is None else _hash(model, tokenizer)
         if max_tokens is None:
@@ -170,20 +181,31 @@ def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None) -> 
         raise ValueError("texts: found none, expected text files, folders of them, or token ids")
     if tokenizer is None:
         raise TypeError("tokenizer: found None, expected the model's own, which encodes the texts")
-    digest, encoded, found = _hash(model, tokenizer), list[int](), False
+    digest, parts = _hash(model, tokenizer), list[str]()
     for path in find_documents(texts):
         try:
-            text = path.read_bytes().decode()
+            parts.append(path.read_bytes().decode())
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: text: not valid UTF-8 at byte {error.start}") from None
-        found = found or bool(text)
+    if not any(parts):
+        raise ValueError(f"{texts[0]}: text: found nothing, expected some text")
+    if chat:
+        whole = _turn(tokenizer, chat, "before", "".join(parts), "")
+        return tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"][:max_tokens], digest
+    encoded: list[int] = []
+    for text in parts:
         encoded += tokenizer(text, add_special_tokens=not encoded, verbose=False)["input_ids"]
         if max_tokens is not None and len(encoded) >= max_tokens:
-            encoded = encoded[:max_tokens]
             break
-    if not found or not encoded:
-        raise ValueError(f"{texts[0]}: text: found nothing, expected some text")
-    return encoded, digest
+    return encoded[:max_tokens], digest
+
+
+def _turn(tokenizer: Any, chat: dict[str, Any], before: str, text: str, after: str) -> str:
+    """A turn of a chat. Its special tokens are the chat's: ValueError for a text that has some."""
+    for token in {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}:
+        if token in text:
+            raise ValueError(f"text: found the special token {token}, expected none in a turn of a chat")
+    return str(chat[before]) + (text.strip() if chat.get("trim") else text) + after
 
 
 def _hash(model: Any, tokenizer: Any) -> str:

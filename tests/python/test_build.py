@@ -1,5 +1,6 @@
 """sqz.build and sqz.calibrate: the bytes of sqz-index, refusals, and nothing under the name of what failed."""
 
+import json
 import signal
 import subprocess
 
@@ -9,6 +10,7 @@ from transformers_support import BOOK, NANO, build, load, tool, torch, transform
 import sqz
 import sqz.transformers
 from sqz import __main__ as command_line
+from sqz.chat import chat_format
 
 TOKENS = 400
 
@@ -107,6 +109,35 @@ def test_texts_are_encoded_as_by_sqz_index(tmp_path):
         sqz.calibrate(built, nano, tokenizer, prompts, output=tmp_path / "b.sqz")
     with pytest.raises(ValueError, match="prompts: found"):
         sqz.calibrate(built, nano, tokenizer, [])
+
+
+def test_texts_stand_in_a_chat_as_by_sqz_index(tmp_path):
+    nano, tokenizer = load(NANO), transformers.AutoTokenizer.from_pretrained(NANO)
+    tokenizer.chat_template = ("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}"
+                               "{% if add_generation_prompt %}<assistant>{% endif %}")
+    text = tmp_path / "a.txt"
+    text.write_text("\n " + BOOK.read_text(encoding="utf-8")[5000:7000] + " \n", encoding="utf-8")
+    built = sqz.build(nano, tokenizer, text, tmp_path / "a.sqz", chat=True)
+    chat = chat_format(tokenizer)
+    assert chat["trim"] and chat["before"] == "<system>"
+    (tmp_path / "F.json").write_text(json.dumps(chat))
+    subprocess.run([tool("sqz-index"), "build", "--model", NANO, text, "-o", tmp_path / "b.sqz", "--chat",
+                    tmp_path / "F.json"], check=True, capture_output=True)
+    assert sqz.Index(built).info.tokens_hash == sqz.Index(tmp_path / "b.sqz").info.tokens_hash
+    assert command_line.main(["build", str(text), "-m", str(NANO), "-o", str(tmp_path / "c.sqz"), "--chat",
+                              str(tmp_path / "F.json"), "--device", "cpu"]) == 0
+    assert (tmp_path / "c.sqz").read_bytes() == (tmp_path / "a.sqz").read_bytes()
+
+    result = sqz.calibrate(built, nano, tokenizer, [" Who? "], answer_tokens=1)
+    turn = tokenizer(chat["between"] + "Who?" + chat["after"], add_special_tokens=False)["input_ids"]
+    assert result["queries"] == len(turn) + 1
+    with pytest.raises(ValueError, match="chat: found no between"):
+        sqz.build(nano, tokenizer, text, tmp_path / "d.sqz", chat={"before": "", "after": ""})
+    with pytest.raises(ValueError, match="chat: found it beside token ids"):
+        sqz.build(nano, tokenizer, [3] * 200, tmp_path / "d.sqz", chat=True)
+    text.write_text(f"a {tokenizer.all_special_tokens[0]} b")
+    with pytest.raises(ValueError, match="text: found the special token"):
+        sqz.build(nano, tokenizer, text, tmp_path / "d.sqz", chat=True)
 
 
 def test_mistakes(model, ids, tmp_path):

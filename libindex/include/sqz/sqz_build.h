@@ -65,6 +65,8 @@ typedef struct sqz_build sqz_build;
  *   engine "auto", gpu 0        of k-means: "cuda" on that device where it can run, else "faiss",
  *                               which stands for the CPU
  *   tokenizer_hash ""           XXH3-64 of tokenizer.json, hexadecimal, if a tokenizer made the ids
+ *   chat null                   an object, the texts around the turns of the chat that the context
+ *                               stands in (docs/format.md); kept in the index
  *   replace false               an existing file
  *   dry_run false               make no file: only the result is wanted
  *
