@@ -30,7 +30,7 @@ constexpr int batch_chunk(int group) {
 }
 
 struct BatchLookup {
-  // q, shape, width, rule, levels, wanted, counters; `lists` and `alive` only for kBudget.
+  // Without `lists` and `alive`.
   LookupParams lookup;
   int32_t chunk = 0;  // requests of a list, at most batch_chunk()
   // Out: runs of every list and [lists, mask_stride] words of its keys, the exact ones first.

@@ -23,7 +23,7 @@ struct LookupLevel {
   const void* centroids = nullptr;    // [Hkv, n, d]; of pages: their least keys
   const void* greatest = nullptr;     // of pages: [Hkv, n, d]
   const uint32_t* offsets = nullptr;  // [Hkv, n + 1]
-  const uint32_t* sizes = nullptr;    // [Hkv, n]; null (pages): all 1
+  const uint32_t* sizes = nullptr;    // [Hkv, n]; null: 1 each, of pages
   const float* log_sizes = nullptr;   // [Hkv, n]
   int32_t clusters = 0;               // n
   float threshold = 0;                // log2 T

@@ -1,7 +1,7 @@
 // Attention of blocks of query tokens on GPUs before Hopper, and for calls that the Hopper kernels
 // do not take, such as calls with queries of another type. It uses mma.sync, serves every shape and
-// computes the same as decode_attend(), with the lists of sm80_lookup(). Pairs are numbered pair =
-// block * Hkv + head.
+// computes the same as decode_attend(), with the lists of prefill_lookup(). Pairs are numbered pair
+// = block * Hkv + head.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
