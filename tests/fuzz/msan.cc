@@ -1,25 +1,24 @@
 // MemorySanitizer with a C++ library that is not instrumented (preset msan): what libstdc++.so
-// writes would seem uninitialised. So memory counts as uninitialised only if it was asked for as an
-// array, `new T[n]`: the project's buffers are, which it fills itself. Other memory is not watched.
+// writes would seem uninitialised. It writes small strings and nodes, so that larger blocks alone
+// count as uninitialised when they are allocated: the project's buffers are such blocks.
+#include <sanitizer/allocator_interface.h>
 #include <sanitizer/msan_interface.h>
 
-#include <cstdlib>
-#include <new>
+#include <cstddef>
 
-#define SQZ_REPLACED __attribute__((visibility("default")))  // so that libsqz.so uses them, too
+namespace {
 
-extern "C" SQZ_REPLACED const char* __msan_default_options() {
-  return "poison_in_malloc=0";
+constexpr size_t kSmall = 1024;
+
+void allocated(const volatile void* memory, size_t size) {
+  if (size >= kSmall) __msan_poison(memory, size);
 }
-SQZ_REPLACED void* operator new[](size_t size) {
-  void* memory = std::malloc(size);
-  if (memory == nullptr) throw std::bad_alloc();
-  __msan_allocated_memory(memory, size);
-  return memory;
-}
-SQZ_REPLACED void operator delete[](void* memory) noexcept {
-  std::free(memory);
-}
-SQZ_REPLACED void operator delete[](void* memory, size_t) noexcept {
-  std::free(memory);
+void freed(const volatile void*) {}
+
+[[maybe_unused]] const int installed = __sanitizer_install_malloc_and_free_hooks(allocated, freed);
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) const char* __msan_default_options() {
+  return "poison_in_malloc=0:poison_in_free=0";
 }
