@@ -145,6 +145,29 @@ TEST_F(Engine, SessionsOfOneCallAreAlike) {
   }
 }
 
+// So many rows that their keys are cut into longer parts than the shortest.
+TEST_F(Engine, RanksGiveTheBitsOfTheWholeOnLargeCalls) {
+  const runtime::Index index(path());
+  auto options = runtime::dense_options();
+  runtime::Session session(index, options);
+  constexpr int64_t kTokens = 1000;
+  Call whole(kTokens);
+  session.attend(whole.args);
+  for (const int64_t head : {0, 1}) {
+    options.first_kv_head = head;
+    options.kv_heads = 1;
+    runtime::Session rank(index, options);
+    Call part(kTokens);
+    part.out_shape[1] = part.lse_shape[1] = 2;
+    const auto own = [&](const std::vector<float>& all, int64_t i) -> float {
+      return all[i / 32 * 64 + head * 32 + i % 32];
+    };
+    for (int64_t i = 0; i < kTokens * 32; ++i) part.q[i] = own(whole.q, i);
+    rank.attend(part.args);
+    for (int64_t i = 0; i < kTokens * 32; ++i) ASSERT_EQ(part.out[i], own(whole.out, i)) << i;
+  }
+}
+
 TEST_F(Engine, RangesOfKvHeadsAreChecked) {
   const runtime::Index index(path());
   for (const auto& [first, count] :
