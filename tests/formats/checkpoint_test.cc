@@ -204,6 +204,20 @@ TEST_F(CheckpointFolder, MistakesAreNamed) {
   }
 }
 
+TEST_F(CheckpointFolder, EveryWeightIsNeeded) {
+  for (const char* model : {"llama-tied", "llama-llama3-bias", "qwen3"}) {
+    for (const auto& entry : fs::directory_iterator(folder_.path())) fs::remove(entry.path());
+    copy(model);
+    const RawIndex whole = RawIndex::read(path("model.safetensors"));
+    for (size_t i = 0; i < whole.tensors.size(); ++i) {
+      RawIndex raw = whole;
+      raw.tensors.erase(raw.tensors.begin() + static_cast<ptrdiff_t>(i));
+      write("model.safetensors", raw.bytes());
+      expect_error(Code::kNotFound, {whole.tensors[i].name});
+    }
+  }
+}
+
 TEST_F(CheckpointFolder, TruncatedAnywhere) {
   copy("llama-yarn-sharded");
   const std::string whole = read(kShard);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 
 #include "formats/sqz_file.h"
 #include "tests/common/check_index.h"
@@ -55,6 +56,9 @@ const Wrong kWrong[] = {
     {"buckets", "layers.1.buckets.offsets", 1, 200, "layers.1.buckets.offsets: head 0, entry"},
     {"buckets", "layers.1.buckets.offsets", 0, 1, "layers.1.buckets.offsets: head 0, entry 0"},
     {"buckets", "layers.1.buckets.hidden.bias", 1, NAN, "\"layers.1.buckets.hidden.bias\""},
+    {"q8", "layers.0.keys.scales", 3, -1, "layers.0.keys.scales: head 0, entry 3"},
+    {"q8", "layers.0.values.scales", 4, -1, "layers.0.values.scales: head 0, entry 4"},
+    {"q8", "layers.0.key_codes.scales", 5, -1, "layers.0.key_codes.scales: head 0, entry 5"},
 };
 
 // Contents that scripts/check_index.py alone recomputes.
@@ -85,6 +89,8 @@ class SqzVerify : public ::testing::Test {
     ASSERT_TRUE(testing::write_tiny_index(dir_.file("pages.sqz"), pages).ok());
     ASSERT_TRUE(
         testing::write_tiny_buckets(dir_.file("buckets.sqz"), testing::tiny_qmodel(), 132).ok());
+    std::filesystem::copy(SQZ_SOURCE_DIR "/tests/fuzz/seeds/sqz_file_fuzz/q8.sqz",
+                          dir_.file("q8.sqz"));
   }
   std::string problem_of(const std::string& name) {
     const auto file = SqzFile::open(dir_.file(name));
