@@ -13,9 +13,8 @@ fail() { echo "FAILED: $*" >&2; exit 1; }
   { tail -1 "$scratch/pip.log"; echo "skipped: scikit-build-core and auditwheel cannot be had from PyPI"; exit 77; }
 PATH=$scratch/tools/bin:$PATH
 
-# Each source by itself: a missing include shows.
 pip wheel -q "$source" --no-deps --no-build-isolation -w "$scratch" --config-settings=cmake.define.SQZ_CUDA="$cuda" \
-  --config-settings=cmake.define.SQZ_WERROR="$werror" --config-settings=cmake.define.CMAKE_UNITY_BUILD=OFF
+  --config-settings=cmake.define.SQZ_WERROR="$werror"
 version=$(sed -n 's/^project(sqz VERSION \([0-9.]*\).*/\1/p' "$source/CMakeLists.txt")
 wheel=$scratch/sqz_attention-$version-py3-none-manylinux_2_34_x86_64.whl
 [ -e "$wheel" ] || fail "expected $(basename "$wheel"), found $(cd "$scratch"; echo *.whl)"
