@@ -34,7 +34,8 @@ TEST(ChatFormat, IdsAreThoseOfTheWholeText) {
   for (const Json& family : Json::parse(*text)) {
     if (family["family"] != "chatml") continue;
     for (const Json& golden : family["chats"]) {
-      EXPECT_EQ(encode(*tokenizer, kChatMl, golden["context"], golden["question"]), golden["ids"]);
+      EXPECT_EQ(encode(*tokenizer, kChatMl, golden["context"], golden["question"]),
+                golden["ids"].get<std::vector<int32_t>>());
     }
   }
 }
