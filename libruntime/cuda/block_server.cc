@@ -58,7 +58,7 @@ Status BlockServer::allocate() {
   }
   if (!setup_.device.has_wgmma()) return {};
   level_maps_.resize(setup_.lookups.size() * kMostLevels);
-  // Of other selectors the sm80 lookups find what is read.
+  // The sm80 lookups serve the other selectors.
   const bool finds = setup_.clusters || !setup_.blocks_look_up;
   return take_chunk(sm90_.memory, kSm90Bytes, finds ? usual : std::min(usual, sm80_.blocks),
                     sm90_.blocks, [&](void* base) { return lay_out(true, base); });

@@ -31,7 +31,7 @@ class CudaSession final : public ServingSession {
   int64_t max_request_tokens() const override { return max_request_tokens_; }
   int device() const override { return uploaded_->device(); }
   const char* route() const override { return route_; }
-  // Of calls whose work has ended.
+  // Counts the calls whose work has ended.
   Result<Counters> totals(int64_t layer) override;
   Status clear_totals() override;
 

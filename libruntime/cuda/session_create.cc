@@ -212,7 +212,7 @@ std::vector<LookupParams> CudaSession::lookups_of(const LookupParams& shape) con
   return out;
 }
 
-// What a selector reads that looks at no query.
+// Lists the runs of a selector that looks at no query.
 void CudaSession::list_static_runs(const Selector& selector) {
   std::vector<KeyRun> runs(static_cast<size_t>(selector.limits().read));
   SelectWorkspace workspace;

@@ -1,4 +1,4 @@
-// What calibration (libindex/calibration_scorer.h) makes of the scores of serving.
+// Calibration (libindex/calibration_scorer.h) counts the scores of serving by these kernels.
 #pragma once
 
 #include "libruntime/kernels/cuda/prefill/lookup/select.h"

@@ -13,9 +13,9 @@ namespace sqz::cuda {
 // are set once to the most that there is, and not to what a launch needs.
 Status allow_all(const void* kernel, bool clusters);
 
-// What a launch needs beside the parameters. Where there are clusters, blocks work in clusters of
-// `cluster`, and may begin while the kernel before them on the stream ends (programmatic dependent
-// launch): it is theirs to wait for it. Not to be copied: `config` points into it.
+// The options of a launch beside its parameters. Where there are clusters, blocks work in clusters
+// of `cluster`, and may begin while the kernel before them on the stream ends (programmatic
+// dependent launch): it is theirs to wait for it. Not to be copied: `config` points into it.
 struct LaunchOptions {
   cudaLaunchConfig_t config = {};
   cudaLaunchAttribute attributes[2] = {};

@@ -12,7 +12,7 @@ Status launch_batch_lookup(const BatchLookup& call, int level, cudaStream_t stre
 
 namespace {
 
-// Of a request's clusters those that are not alive have no score.
+// Clusters of a request that are not alive have no score.
 SelectRuns budget_of(const BatchLookup& call, int level) {
   const LookupParams& lookup = call.lookup;
   const LookupLevel& from = lookup.level[level];

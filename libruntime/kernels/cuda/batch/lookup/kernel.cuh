@@ -39,7 +39,7 @@ class BatchSums : private BatchProduct<Element, kDim> {
     if (kAll) this->load_first(tile);  // no earlier kernel writes it
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
-    // Of the kernel that comes next: nothing is counted yet, and no block has begun.
+    // For the next kernel nothing is counted yet, and no block has begun.
     if (thread_ == 0) {
       this->counts()[part_] = 0;
       if (part_ == 0) this->counts()[kBatchParts] = 0;

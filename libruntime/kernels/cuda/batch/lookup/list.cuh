@@ -62,7 +62,7 @@ class BatchList {
     set_part(part);
     return true;
   }
-  // Of the list.
+  // The counts of the list.
   __device__ unsigned long long* counts() const {
     return call_.counts + int64_t{list_} * (kBatchParts + 1);
   }
@@ -150,8 +150,8 @@ class BatchList {
     }
   }
 
-  // Of the parts before this one, whose blocks have begun and wait for nobody behind them; theirs
-  // are 0 until they are there. Every warp by itself.
+  // The sums of the parts before this one. Their blocks have begun and wait for no block behind
+  // them; a sum is 0 until its block has written it. Every warp calls this by itself.
   __device__ Sums counts_before(Sums own) const {
     unsigned long long* counts = this->counts();
     if (thread_ == 0) {

@@ -11,7 +11,7 @@ struct SelectRuns {
   QueryBlocks blocks;
   int32_t kv_heads = 0, group = 0;
   PrefillLevel level;
-  // Which clusters have a score; null: all, and their positions are their numbers.
+  // The clusters that have a score; null: all, and their positions are their numbers.
   RunLists alive;
   const uint32_t* ids = nullptr;          // [lists, n] cluster at each position,
   const uint32_t* alive_sizes = nullptr;  // [lists, n] and its size
