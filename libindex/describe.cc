@@ -1,6 +1,7 @@
 #include "libindex/describe.h"
 
 #include "formats/sqz_metadata.h"
+#include "libindex/builder.h"
 
 namespace sqz {
 namespace {
@@ -83,6 +84,17 @@ Result<JsonMembers> describe_index(const SqzFile& file) {
       {"build", metadata.build},
       {"tensors", file.header().tensors.size()},
       {"metadata", file.raw_metadata()}};
+}
+
+JsonMembers describe_build(const std::string& path, const BuildReport& report) {
+  return {{"path", path},
+          {"tokens", report.tokens},
+          {"clustered", report.clustered},
+          {"clusters", report.clusters},
+          {"pages", report.pages},
+          {"bytes", report.bytes},
+          {"build_id", report.build_id},
+          {"engine", report.engine}};
 }
 
 }  // namespace sqz

@@ -2,6 +2,7 @@
 
 #include "libindex/builder.h"
 #include "libindex/capi/json.h"
+#include "libindex/describe.h"
 #include "libruntime/capi/handles.h"
 
 namespace {
@@ -206,19 +207,13 @@ sqz_status sqz_build_finish(sqz_build* build) {
   return fence([&]() -> Status {
     SQZ_ASSIGN_OR_RETURN(sqz::IndexBuilder * builder, builder_here(build));
     SQZ_ASSIGN_OR_RETURN(const sqz::BuildReport report, builder->finish());
-    sqz::capi::set_result({{"path", build->path},
-                           {"tokens", report.tokens},
-                           {"clustered", report.clustered},
-                           {"clusters", report.clusters},
-                           {"pages", report.pages},
-                           {"bytes", report.bytes},
-                           {"build_id", report.build_id},
-                           {"engine", report.engine},
-                           {"fingerprint", sqz::fingerprint(build->model)},
-                           {"seconds",
-                            {{"cluster", report.seconds.cluster},
-                             {"calibrate", report.seconds.calibrate},
-                             {"write", report.seconds.write}}}});
+    sqz::JsonMembers fields = sqz::describe_build(build->path, report);
+    fields.insert({{"fingerprint", sqz::fingerprint(build->model)},
+                   {"seconds",
+                    {{"cluster", report.seconds.cluster},
+                     {"calibrate", report.seconds.calibrate},
+                     {"write", report.seconds.write}}}});
+    sqz::capi::set_result(fields);
     return {};
   });
 }

@@ -7,17 +7,21 @@ namespace {
 
 thread_local std::string last_result;
 
+std::string list_of(std::initializer_list<std::string_view> names) {
+  std::string out;
+  for (const std::string_view name : names) out += concat(out.empty() ? "" : ", ", name);
+  return out;
+}
+
 }  // namespace
 
 Result<Options> Options::parse(const char* text, std::initializer_list<std::string_view> names) {
-  const auto refuse = [](const std::string& message) { return invalid(message); };
   auto json = parse_json_object(text == nullptr ? "{}" : text, "options");
-  if (!json.ok()) return refuse(json.status().message());
+  if (!json.ok()) return invalid(json.status().message());
   for (const JsonValue& member : json->root().items()) {
     if (std::find(names.begin(), names.end(), member.key()) != names.end()) continue;
-    std::string known;
-    for (const std::string_view name : names) known += concat(known.empty() ? "" : ", ", name);
-    return refuse(concat("options: found ", in_quotes(member.key()), ", expected some of ", known));
+    return invalid(
+        concat("options: found ", in_quotes(member.key()), ", expected some of ", list_of(names)));
   }
   return Options(std::make_shared<const JsonDocument>(std::move(json).value()));
 }
@@ -25,9 +29,7 @@ Result<Options> Options::parse(const char* text, std::initializer_list<std::stri
 std::string Options::choice(std::string_view key, std::initializer_list<std::string_view> choices) {
   std::string found = text(key, std::string(*choices.begin()));
   if (std::find(choices.begin(), choices.end(), found) != choices.end()) return found;
-  std::string known;
-  for (const std::string_view one : choices) known += concat(known.empty() ? "" : ", ", one);
-  complain(key, known);
+  complain(key, list_of(choices));
   return std::string(*choices.begin());
 }
 

@@ -9,6 +9,7 @@
 
 #include "formats/base/parallel.h"
 #include "formats/base/stopwatch.h"
+#include "libindex/describe.h"
 #include "tools/common/model_options.h"
 #include "tools/sqz_index/build_index.h"
 #include "tools/sqz_index/build_options.h"
@@ -266,20 +267,14 @@ class Tally {
 void print_index(const std::string& path, const Outcome& built, const ToolContext& context) {
   const BuildReport& report = built.index.report;
   const BuildSeconds& seconds = report.seconds;
-  context.output.result({{"path", path},
-                         {"tokens", report.tokens},
-                         {"clustered", report.clustered},
-                         {"clusters", report.clusters},
-                         {"pages", report.pages},
-                         {"bytes", report.bytes},
-                         {"build_id", report.build_id},
-                         {"seconds",
-                          {{"capture", built.index.capture_seconds},
-                           {"cluster", seconds.cluster},
-                           {"calibrate", seconds.calibrate},
-                           {"write", seconds.write}}},
-                         {"engine", report.engine},
-                         {"fingerprint", built.fingerprint}});
+  JsonMembers fields = describe_build(path, report);
+  fields.insert({{"seconds",
+                  {{"capture", built.index.capture_seconds},
+                   {"cluster", seconds.cluster},
+                   {"calibrate", seconds.calibrate},
+                   {"write", seconds.write}}},
+                 {"fingerprint", built.fingerprint}});
+  context.output.result(fields);
 }
 
 Status build_corpus(const BuildArguments& arguments, const ToolContext& context, Builds& builds) {
