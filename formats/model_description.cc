@@ -15,8 +15,8 @@ constexpr int64_t kMaxWidth = 1 << 24;               // hidden size
 constexpr int64_t kMaxPositions = int64_t{1} << 40;  // vocabulary, positions
 constexpr double kTiny = 1e-30, kHuge = 1e30;
 
-constexpr const char* kRopeKinds[] = {"default", "linear", "llama3",
-                                      "yarn"};  // by RopeDescription::Kind
+// By RopeDescription::Kind.
+constexpr const char* kRopeKinds[] = {"default", "linear", "llama3", "yarn", "other"};
 
 // Calls visit(name, member, lowest, highest) for each field that has a range.
 template <class Rope, class Visit>
@@ -34,6 +34,7 @@ JsonText rope_to_json(const RopeDescription& rope) {
   JsonMembers out = {{"kind", kRopeKinds[static_cast<size_t>(rope.kind)]},
                      {"original_max_positions", rope.original_max_positions},
                      {"truncate", rope.truncate}};
+  if (rope.rotary_dim >= 0) out["rotary_dim"] = rope.rotary_dim;
   each_number(rope, [&](const char* name, double value, double, double) { out[name] = value; });
   return out;
 }
@@ -43,7 +44,7 @@ Result<RopeDescription> rope_from_json(const JsonValue& json, const std::string&
   RopeDescription rope;
   const auto known = std::find(std::begin(kRopeKinds), std::end(kRopeKinds), fields.text("kind"));
   if (known == std::end(kRopeKinds)) {
-    fields.complain("kind", "default, linear, llama3 or yarn");
+    fields.complain("kind", "default, linear, llama3, yarn or other");
   } else {
     rope.kind = static_cast<RopeDescription::Kind>(known - std::begin(kRopeKinds));
   }
@@ -52,6 +53,7 @@ Result<RopeDescription> rope_from_json(const JsonValue& json, const std::string&
   });
   rope.original_max_positions = fields.integer("original_max_positions", 0, kMaxPositions);
   rope.truncate = fields.boolean("truncate");
+  if (fields.has("rotary_dim")) rope.rotary_dim = fields.integer("rotary_dim", 0, kMaxHeadDim);
   if (!fields.status().ok()) return fields.status();
   return rope;
 }
@@ -96,6 +98,10 @@ Result<ModelDescription> model_from_json(const JsonValue& json, const std::strin
     fields.complain("sliding_window", concat("an array of ", model.layers, ", one window a layer"));
   }
   fields.parse("rope", model.rope, rope_from_json);
+  if (const int64_t turned = model.rope.rotary_dim; turned > model.head_dim || turned % 2 == 1) {
+    fields.complain_of("rope.rotary_dim", concat(turned),
+                       concat("an even number up to head_dim, ", model.head_dim));
+  }
   SQZ_RETURN_IF_ERROR(fields.status());
   return model;
 }

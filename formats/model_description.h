@@ -14,7 +14,8 @@ namespace sqz {
 
 // Rotary position embedding, after scaling is applied to theta. Kinds as in Hugging Face configs.
 struct RopeDescription {
-  enum class Kind { kDefault, kLinear, kLlama3, kYarn };
+  // kOther: the model turns its keys in a way that no other kind describes.
+  enum class Kind { kDefault, kLinear, kLlama3, kYarn, kOther };
   Kind kind = Kind::kDefault;
   double theta = 10000.0;
   double factor = 1.0;                 // linear, llama3, yarn
@@ -25,7 +26,10 @@ struct RopeDescription {
   double beta_slow = 1.0;              // yarn
   double attention_factor = 1.0;       // yarn: cos and sin are multiplied by it
   bool truncate = true;                // yarn: the correction range is rounded to whole dimensions
+  int64_t rotary_dim = -1;             // first dimensions of a head that are turned; -1 = all
 
+  // Whether it describes how every dimension of a head is turned.
+  bool is_whole() const { return kind != Kind::kOther && rotary_dim < 0; }
   bool operator==(const RopeDescription&) const = default;
 };
 

@@ -91,6 +91,8 @@ void check_fields(const IndexMetadata& m, JsonFields& in) {
          "false: every layer is dense, or the index is pruned");
   }
   must(!pruned || !m.layer_budgets, "layer_budgets", "none: the index is pruned");
+  must(m.partition != Partition::kBuckets || m.model.rope.is_whole(), "partition",
+       "another: a classifier looks at queries before RoPE, of which the model's is not described");
   // Rows of codes stand on clusters and their means.
   must(!m.has_codes() || clusters, "partition", "kmeans, with clusters: the index has codes");
   must(!m.has_codes() || m.has_value_means, "value_means", "true: the index has codes");

@@ -132,6 +132,12 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   SQZ_RETURN_IF_ERROR(check_model(model));
   if (options.qmodel != nullptr) {
     SQZ_RETURN_IF_ERROR(check_same_model(options.qmodel->model, model, "the query classifier"));
+    if (!model.rope.is_whole()) {
+      return Status(
+          Code::kUnsupported,
+          "model.rope: found one that turns a part of a head or is of another kind, expected "
+          "one that an index describes: a classifier looks at queries before RoPE");
+    }
   }
   if (tokens < 1 || tokens > std::numeric_limits<int32_t>::max()) {
     return Refuse{"text", Code::kInvalidArgument}("tokens", tokens, "1 to 2147483647");

@@ -30,7 +30,7 @@ void scale_llama3(const RopeDescription& rope, std::vector<float>& frequencies) 
 // YaRN (paper section 3.2): dimensions that turn often are kept, dimensions that turn less than
 // once are interpolated, with a linear ramp between.
 void scale_yarn(const RopeDescription& rope, int64_t head_dim, std::vector<float>& frequencies) {
-  const auto dim = static_cast<double>(head_dim);
+  const auto dim = static_cast<double>(head_dim);  // the turned part
   const auto dimension_of = [&](double rotations) {
     const auto original = static_cast<double>(rope.original_max_positions);
     return dim * std::log(original / (rotations * kTwoPi)) / (2 * std::log(rope.theta));
@@ -54,6 +54,7 @@ void scale_yarn(const RopeDescription& rope, int64_t head_dim, std::vector<float
 }  // namespace
 
 std::vector<float> rope_frequencies(const RopeDescription& rope, int64_t head_dim) {
+  if (rope.rotary_dim >= 0) head_dim = rope.rotary_dim;
   std::vector<float> frequencies(static_cast<size_t>(head_dim / 2));
   for (size_t i = 0; i < frequencies.size(); ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(head_dim);
@@ -61,6 +62,7 @@ std::vector<float> rope_frequencies(const RopeDescription& rope, int64_t head_di
   }
   switch (rope.kind) {
     case RopeDescription::Kind::kDefault:
+    case RopeDescription::Kind::kOther:
       break;
     case RopeDescription::Kind::kLinear:
       for (float& f : frequencies) f /= static_cast<float>(rope.factor);
@@ -82,16 +84,26 @@ RopeUndo::RopeUndo(const RopeDescription& rope, int64_t head_dim)
                   ? 1 / static_cast<float>(rope.attention_factor)
                   : 1) {}
 
-void RopeUndo::apply(int64_t position, const float* rows, int64_t count, float* angles,
-                     float* out) const {
-  const auto half = static_cast<int64_t>(frequencies_.size());
-  float* cosines = angles;
-  float* sines = angles + half;
-  for (int64_t i = 0; i < half; ++i) {
-    const float angle = static_cast<float>(position) * frequencies_[static_cast<size_t>(i)];
+RopeUndo RopeUndo::shift(const RopeDescription& rope, int64_t head_dim) {
+  RopeUndo out(rope, head_dim);
+  out.shrink_ = 1;
+  return out;
+}
+
+void RopeUndo::angles(int64_t position, float* cosines, float* sines) const {
+  for (size_t i = 0; i < frequencies_.size(); ++i) {
+    const float angle = static_cast<float>(position) * frequencies_[i];
     cosines[i] = std::cos(angle) * shrink_;
     sines[i] = std::sin(angle) * shrink_;
   }
+}
+
+void RopeUndo::apply(int64_t position, const float* rows, int64_t count, float* workspace,
+                     float* out) const {
+  const auto half = static_cast<int64_t>(frequencies_.size());
+  float* const cosines = workspace;
+  float* const sines = workspace + half;
+  angles(position, cosines, sines);
   for (int64_t row = 0; row < count; ++row) {
     const float* in = rows + row * dim_;
     float* to = out + row * dim_;
@@ -100,7 +112,7 @@ void RopeUndo::apply(int64_t position, const float* rows, int64_t count, float* 
       to[i] = a * cosines[i] + b * sines[i];
       to[half + i] = b * cosines[i] - a * sines[i];
     }
-    if (dim_ % 2 != 0) to[dim_ - 1] = in[dim_ - 1];  // it has no partner
+    for (int64_t i = 2 * half; i < dim_; ++i) to[i] = in[i];
   }
 }
 

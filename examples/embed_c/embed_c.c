@@ -39,7 +39,7 @@ static double attend(sqz_index* index, sqz_selector selector, double budget, flo
   check(sqz_attend(session, &args));
 
   sqz_stats stats = {.struct_size = sizeof stats};
-  check(sqz_session_stats(session, -1, &stats));
+  check(sqz_session_stats(session, 0, -1, &stats));
   sqz_session_destroy(session);
   free(lse);
   return stats.delivered_budget;

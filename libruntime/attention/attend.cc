@@ -483,6 +483,13 @@ bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out) {
   });
 }
 
+void store_floats(DType dtype, const float* in, int64_t count, void* out) {
+  with_elements(dtype, [&](auto* type) {
+    auto* to = static_cast<decltype(type)>(out);
+    for (int64_t i = 0; i < count; ++i) store(in[i], to[i]);
+  });
+}
+
 void merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,
                 const void* out_b, const ConstLseRows& lse_b) {
   with_elements(dtype, [&](auto* type) {

@@ -84,6 +84,9 @@ void fill_rows(DType dtype, int64_t rows, int64_t dim, void* out, const LseRows&
 // NaN or infinite.
 bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out);
 
+// The other way, saturated as outputs are.
+void store_floats(DType dtype, const float* in, int64_t count, void* out);
+
 // Merges finished state b into a, [rows, dim]; lse -infinity means "no keys". A row whose lse is
 // NaN or +infinity becomes NaN.
 void merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,

@@ -21,7 +21,9 @@ extern "C" {
 
 sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args) {
   return fence([&]() -> Status {
-    SQZ_ASSIGN_OR_RETURN(const CheckedCall call, CheckedCall::check(session, args, true));
+    SQZ_ASSIGN_OR_RETURN(sqz::capi::SlotTable* const table, sqz::capi::session_here(session));
+    const std::lock_guard lock(table->mutex);
+    SQZ_ASSIGN_OR_RETURN(const CheckedCall call, CheckedCall::check(*table, args, true));
     return call.attend();
   });
 }
@@ -33,7 +35,9 @@ sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run
     if (capacity < 0 || (capacity > 0 && runs == nullptr)) {
       return invalid(concat("runs: found null or capacity ", capacity, ", expected room for runs"));
     }
-    SQZ_ASSIGN_OR_RETURN(const CheckedCall call, CheckedCall::check(session, args, false));
+    SQZ_ASSIGN_OR_RETURN(sqz::capi::SlotTable* const table, sqz::capi::session_here(session));
+    const std::lock_guard lock(table->mutex);
+    SQZ_ASSIGN_OR_RETURN(const CheckedCall call, CheckedCall::check(*table, args, false));
     SQZ_ASSIGN_OR_RETURN(const auto heads, call.select());
     int64_t need = 0;
     for (const sqz::HeadSelection& head : heads) need += head.read.count;

@@ -38,84 +38,92 @@ Status check_indptr(const sqz_attend_args& args, int64_t tokens) {
   return {};
 }
 
-const ModelDescription& model_of(const ServingSession& session) {
-  return session.index().metadata().model;
+// Tokens at the beginning of a context that a layer stores apart, so that they can be left out.
+int64_t skippable(const IndexMetadata& metadata, int64_t layer) {
+  return metadata.layers[static_cast<size_t>(layer)].dense ? metadata.tokens : metadata.sink;
+}
+
+bool same(const sqz_context& a, const sqz_context& b) {
+  return a.slot == b.slot && a.skip == b.skip && a.offset == b.offset;
 }
 
 }  // namespace
 
-Result<CheckedCall> CheckedCall::check(sqz_session* session, const sqz_attend_args* in,
-                                       bool outputs) {
+Result<CheckedCall> CheckedCall::check(SlotTable& table, const sqz_attend_args* in, bool outputs) {
   sqz_attend_args args;
   SQZ_RETURN_IF_ERROR(read_struct(in, "args", args));
-  CheckedCall checked;
-  SQZ_RETURN_IF_ERROR(checked.check_sessions(session, args));
+  CheckedCall checked(table);
   SQZ_RETURN_IF_ERROR(checked.check_tensors(args, outputs));
   AttendCall& call = checked.call_;
   SQZ_RETURN_IF_ERROR(check_indptr(args, call.tokens));
+  SQZ_RETURN_IF_ERROR(check_layer(args.layer, table.model().layers));
   call.layer = args.layer;
   call.stream = args.stream;
   call.positions = args.positions;
   call.indptr = args.indptr;
   call.requests = args.requests;
-  SQZ_RETURN_IF_ERROR(checked.check_tokens());
-  if (checked.session_ == nullptr) return checked;
-  SQZ_RETURN_IF_ERROR(check_layer(call.layer, model_of(*checked.session_).layers));
+  SQZ_RETURN_IF_ERROR(checked.check_contexts(args));
   return checked;
 }
 
-// Sessions of one call are of one model, device and range of KV heads.
-Status CheckedCall::check_sessions(const sqz_session* session, const sqz_attend_args& args) {
-  if (args.sessions == nullptr) {
-    SQZ_ASSIGN_OR_RETURN(session_, session_here(session));
-    return {};
+Status CheckedCall::check_contexts(const sqz_attend_args& args) {
+  each_ = std::max<int64_t>(args.contexts_each, 1);
+  if (args.contexts_each < 0 || each_ > table_.max_contexts()) {
+    return invalid(concat("contexts_each: found ", args.contexts_each, ", expected 0 to ",
+                          table_.max_contexts(), ", the session's max_contexts"));
   }
-  sessions_ = args.sessions;
-  const sqz_session* first = nullptr;
-  for (int64_t r = 0; r < std::max<int64_t>(args.requests, 1); ++r) {
-    const sqz_session* one = sessions_[r];
-    if (one == nullptr) continue;
-    SQZ_ASSIGN_OR_RETURN(ServingSession* const here, session_here(one));
-    if (first == nullptr) {
-      first = one;
-      session_ = here;
-      continue;
-    }
-    const auto refuse = [&](Code code, const char* what) -> Status {
-      return {code, concat("sessions[", r, "]: found a session of another ", what,
-                           ", expected that of the sessions before it")};
-    };
-    if (one->model_fingerprint != first->model_fingerprint) {
-      return refuse(Code::kMismatch, "model");
-    }
-    if (here->device() != session_->device()) return refuse(Code::kInvalidArgument, "device");
-    if (here->index().first_head != session_->index().first_head ||
-        model_of(*here).kv_heads != model_of(*session_).kv_heads) {
-      return refuse(Code::kInvalidArgument, "range of KV heads");
+  contexts_ = args.contexts;
+  for (int64_t c = 0; c < each_; ++c) {
+    for (Neighbours n; n.end < call_.request_count();) {
+      n.context = context_of(n.end, c);
+      if (n.context.slot != -1) {
+        SQZ_RETURN_IF_ERROR(check_context(n.context, n.end * each_ + c));
+      }
+      n = neighbours(n.end, c);
+      if (n.session != nullptr) SQZ_RETURN_IF_ERROR(check_tokens(n));
     }
   }
   return {};
 }
 
-Status CheckedCall::check_tensors(const sqz_attend_args& args, bool outputs) {
-  heads_ = dim_ = -1;
-  if (session_ != nullptr) {
-    device_ = session_->device();
-    heads_ = model_of(*session_).query_heads;
-    dim_ = model_of(*session_).head_dim;
-  } else if (args.q != nullptr && args.q->device_type == kCuda) {
-    device_ = args.q->device_id;
+// number: of the entry of `contexts`.
+Status CheckedCall::check_context(const sqz_context& context, int64_t number) const {
+  const std::string field = contexts_ == nullptr ? "contexts" : concat("contexts[", number, "]");
+  SQZ_ASSIGN_OR_RETURN(const ServingSession* const session, table_.at(context.slot, field.c_str()));
+  if (context.skip == 0 && context.offset == 0) return {};
+  const IndexMetadata& metadata = session->index().metadata();
+  const int64_t most = skippable(metadata, call_.layer);
+  if (context.skip < 0 || context.skip > most) {
+    return invalid(concat(field, ".skip: found ", context.skip, ", expected 0 to ", most,
+                          ", the sinks of the index"));
   }
-  if (device_ < 0 && args.stream != nullptr) {
+  if (context.offset < 0) {
+    return invalid(concat(field, ".offset: found ", context.offset, ", expected 0 or more"));
+  }
+  if (!composes(metadata.model)) {
+    return {Code::kUnsupported,
+            concat(field,
+                   ": found an offset or skipped tokens, expected none: the model has sliding "
+                   "windows, or the index does not describe how it turns keys")};
+  }
+  if (context.offset > 0 && table_.composition() == nullptr) {
+    return invalid(concat(field, ".offset: found ", context.offset,
+                          ", expected 0: the session's max_contexts is 1"));
+  }
+  return {};
+}
+
+Status CheckedCall::check_tensors(const sqz_attend_args& args, bool outputs) {
+  const int device = table_.device();
+  const int64_t heads = table_.model().query_heads, dim = table_.model().head_dim;
+  if (device < 0 && args.stream != nullptr) {
     return invalid("args.stream: found a stream, expected null on the CPU");
   }
-  SQZ_ASSIGN_OR_RETURN(const TensorView q, check_tensor(args.q, "q", {-1, heads_, dim_}, device_));
-  heads_ = args.q->shape[1];
-  dim_ = args.q->shape[2];
+  SQZ_ASSIGN_OR_RETURN(const TensorView q, check_tensor(args.q, "q", {-1, heads, dim}, device));
   const int64_t tokens = q.first_dim;
   const auto like_q = [&](const sqz_tensor* tensor, const char* name) -> Result<TensorView> {
     SQZ_ASSIGN_OR_RETURN(const TensorView view,
-                         check_tensor(tensor, name, {tokens, heads_, dim_}, device_));
+                         check_tensor(tensor, name, {tokens, heads, dim}, device));
     if (view.dtype == q.dtype) return view;
     return invalid(concat(name, ": found another dtype, expected that of q"));
   };
@@ -128,7 +136,7 @@ Status CheckedCall::check_tensors(const sqz_attend_args& args, bool outputs) {
   }
   if (!outputs) return {};
   SQZ_ASSIGN_OR_RETURN(const TensorView out, like_q(args.out, "out"));
-  SQZ_ASSIGN_OR_RETURN(const LseView lse, check_lse(args.lse, "lse", tokens, heads_, device_));
+  SQZ_ASSIGN_OR_RETURN(const LseView lse, check_lse(args.lse, "lse", tokens, heads, device));
   SQZ_RETURN_IF_ERROR(check_disjoint(q, "q", out, "out"));
   SQZ_RETURN_IF_ERROR(check_disjoint(q, "q", lse.tensor, "lse"));
   SQZ_RETURN_IF_ERROR(check_disjoint(out, "out", lse.tensor, "lse"));
@@ -137,38 +145,38 @@ Status CheckedCall::check_tensors(const sqz_attend_args& args, bool outputs) {
   return {};
 }
 
-Status CheckedCall::check_tokens() const {
-  for (Neighbours n; n.end < call_.request_count();) {
-    n = neighbours(n.end);
-    if (n.session == nullptr) continue;
-    const int64_t tokens = call_.request_begin(n.end) - call_.request_begin(n.first);
-    if (tokens > n.session->max_tokens()) {
-      return invalid(concat("q: found ", tokens, " tokens, expected at most ",
-                            n.session->max_tokens(), ", the session's max_tokens"));
-    }
-    for (int64_t r = n.first; r < n.end; ++r) {
-      if (call_.request_tokens(r) <= n.session->max_request_tokens()) continue;
-      return invalid(concat("q: found ", call_.request_tokens(r), " tokens of request ", r,
-                            ", expected at most ", n.session->max_request_tokens(),
-                            ", the session's max_request_tokens"));
-    }
+Status CheckedCall::check_tokens(const Neighbours& n) const {
+  const int64_t tokens = call_.request_begin(n.end) - call_.request_begin(n.first);
+  if (tokens > n.session->max_tokens()) {
+    return invalid(concat("q: found ", tokens, " tokens, expected at most ",
+                          n.session->max_tokens(), ", the session's max_tokens"));
+  }
+  for (int64_t r = n.first; r < n.end; ++r) {
+    if (call_.request_tokens(r) <= n.session->max_request_tokens()) continue;
+    return invalid(concat("q: found ", call_.request_tokens(r), " tokens of request ", r,
+                          ", expected at most ", n.session->max_request_tokens(),
+                          ", the session's max_request_tokens"));
   }
   return {};
 }
 
-CheckedCall::Neighbours CheckedCall::neighbours(int64_t first) const {
+sqz_context CheckedCall::context_of(int64_t request, int64_t which) const {
+  return contexts_ == nullptr ? sqz_context{0, 0, 0} : contexts_[request * each_ + which];
+}
+
+CheckedCall::Neighbours CheckedCall::neighbours(int64_t first, int64_t which) const {
+  Neighbours out{nullptr, context_of(first, which), first, first + 1};
+  if (out.context.slot != -1) out.session = *table_.at(out.context.slot, "");
   const int64_t requests = call_.request_count();
-  if (sessions_ == nullptr) return {session_, 0, requests};
-  sqz_session* const one = sessions_[first];
-  Neighbours same{one == nullptr ? nullptr : one->owned.get()->get(), first, first + 1};
-  while (same.end < requests && sessions_[same.end] == one) ++same.end;
-  return same;
+  while (out.end < requests && same(context_of(out.end, which), out.context)) ++out.end;
+  return out;
 }
 
 AttendCall CheckedCall::part(const Neighbours& requests) const {
+  const int64_t heads = table_.model().query_heads, dim = table_.model().head_dim;
   AttendCall part = call_;
   const int64_t first = call_.request_begin(requests.first);
-  const int64_t row = first * heads_, bytes = row * dim_ * dtype_size(call_.dtype);
+  const int64_t row = first * heads, bytes = row * dim * dtype_size(call_.dtype);
   const auto shift = [&](const void* data) -> const std::byte* {
     return data == nullptr ? nullptr : static_cast<const std::byte*>(data) + bytes;
   };
@@ -182,38 +190,53 @@ AttendCall CheckedCall::part(const Neighbours& requests) const {
     part.indptr = call_.indptr + requests.first;
     part.requests = requests.end - requests.first;
   }
+  part.skip = requests.context.skip;
+  part.offset = requests.context.offset;
   return part;
 }
 
-// Requests without a context.
-Status CheckedCall::clear(const AttendCall& call) const {
-  const int64_t rows = call.tokens * heads_;
-  if (device_ >= 0) {
-    return cuda::clear_states(device_, call.dtype, rows, dim_, call.out, call.lse, call.stream);
+// merge: into what earlier contexts left in out and lse.
+Status CheckedCall::attend(const Neighbours& requests, bool merge) const {
+  const AttendCall call = part(requests);
+  if (requests.session == nullptr) {
+    if (merge) return {};
+    const int64_t dim = table_.model().head_dim, rows = call.tokens * table_.model().query_heads;
+    if (table_.device() >= 0) {
+      return cuda::clear_states(table_.device(), call.dtype, rows, dim, call.out, call.lse,
+                                call.stream);
+    }
+    fill_rows(call.dtype, rows, dim, call.out, call.lse, 0, kMinusInfinity);
+    return {};
   }
-  fill_rows(call.dtype, rows, dim_, call.out, call.lse, 0, kMinusInfinity);
-  return {};
+  Composition* const composition = table_.composition();
+  if (composition == nullptr) return requests.session->attend(call);
+  SQZ_ASSIGN_OR_RETURN(AttendCall turned, composition->turned(call));
+  if (!merge) return requests.session->attend(turned);
+  turned = composition->apart(turned);
+  SQZ_RETURN_IF_ERROR(requests.session->attend(turned));
+  return composition->merge(call, turned);
 }
 
 Status CheckedCall::attend() const {
-  for (Neighbours n; n.end < call_.request_count();) {
-    n = neighbours(n.end);
-    const AttendCall call = part(n);
-    if (n.session == nullptr) {
-      SQZ_RETURN_IF_ERROR(clear(call));
-      continue;
+  for (int64_t c = 0; c < each_; ++c) {
+    for (Neighbours n; n.end < call_.request_count();) {
+      n = neighbours(n.end, c);
+      SQZ_RETURN_IF_ERROR(attend(n, c > 0));
     }
-    SQZ_RETURN_IF_ERROR(n.session->attend(call));
   }
   return {};
 }
 
 Result<std::span<const HeadSelection>> CheckedCall::select() const {
-  const Neighbours n = neighbours(0);
+  const Neighbours n = neighbours(0, 0);
   if (n.session == nullptr) {
-    return invalid("sessions[0]: found null, expected the session that selects");
+    return invalid("contexts[0]: found none, expected the context to select from");
   }
-  return n.session->select(part(n));
+  AttendCall call = part(n);
+  if (call.offset > 0) {
+    SQZ_ASSIGN_OR_RETURN(call, table_.composition()->turned(call));
+  }
+  return n.session->select(call);
 }
 
 }  // namespace sqz::capi

@@ -9,8 +9,9 @@ namespace sqz::capi {
 
 class CheckedCall {
  public:
-  // `outputs`: out and lse are checked, too. `session` may be null with args.sessions.
-  static Result<CheckedCall> check(sqz_session* session, const sqz_attend_args* args, bool outputs);
+  // `outputs`: out and lse are checked, too. The caller holds the table's mutex as long as the call
+  // lives.
+  static Result<CheckedCall> check(SlotTable& table, const sqz_attend_args* args, bool outputs);
 
   // The state of every request.
   Status attend() const;
@@ -18,24 +19,28 @@ class CheckedCall {
   Result<std::span<const HeadSelection>> select() const;
 
  private:
-  // Requests [first, end) of one session; null: they have no context.
+  // Requests [first, end) with the same context.
   struct Neighbours {
-    ServingSession* session = nullptr;
+    ServingSession* session = nullptr;  // null: they have none
+    sqz_context context = {-1, 0, 0};
     int64_t first = 0, end = 0;
   };
 
-  Status check_sessions(const sqz_session* session, const sqz_attend_args& args);
+  explicit CheckedCall(SlotTable& table) : table_(table) {}
   Status check_tensors(const sqz_attend_args& args, bool outputs);
-  Status check_tokens() const;
-  Neighbours neighbours(int64_t first) const;
+  Status check_contexts(const sqz_attend_args& args);
+  Status check_context(const sqz_context& context, int64_t number) const;
+  Status check_tokens(const Neighbours& requests) const;
+  sqz_context context_of(int64_t request, int64_t which) const;
+  // Of the requests from `first` on; `which` of their contexts.
+  Neighbours neighbours(int64_t first, int64_t which) const;
   AttendCall part(const Neighbours& requests) const;
-  Status clear(const AttendCall& call) const;
+  Status attend(const Neighbours& requests, bool merge) const;
 
-  ServingSession* session_ = nullptr;       // the only one, the first of `sessions_`, or null
-  sqz_session* const* sessions_ = nullptr;  // [requests] of this process, or null
-  int device_ = -1;                         // CUDA device; -1 = the CPU
-  int64_t heads_ = 0, dim_ = 0;             // Hq, d
-  AttendCall call_;                         // of all requests
+  SlotTable& table_;
+  const sqz_context* contexts_ = nullptr;  // [requests, each_]; null: slot 0
+  int64_t each_ = 1;
+  AttendCall call_;  // of all requests
 };
 
 }  // namespace sqz::capi

@@ -3,11 +3,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "libruntime/capi/composition.h"
 #include "libruntime/cuda/backend.h"
 #include "libruntime/session/session.h"
 #include "sqz/sqz.h"
@@ -46,6 +48,48 @@ struct Uploaded {
   std::shared_ptr<cuda::DeviceIndex> memory;
 };
 
+// Whether a context can have an offset: RoPE is described, and no layer has a window, whose
+// positions would have to be those of the whole.
+inline bool composes(const ModelDescription& model) {
+  const auto has_window = [](int64_t window) { return window > 0; };
+  return model.rope.kind != RopeDescription::Kind::kOther &&
+         std::none_of(model.sliding_window.begin(), model.sliding_window.end(), has_window);
+}
+
+// The indexes that a session serves, one after the other, with the same options.
+class SlotTable {
+ public:
+  static Result<std::unique_ptr<SlotTable>> create(sqz_index& index, const sqz_session_options& in);
+
+  // Null empties the slot.
+  Status put(int64_t slot, sqz_index* index);
+  // Those of a slot that is not empty.
+  Result<ServingSession*> at(int64_t slot, const char* field) const;
+  Status clear_totals();
+
+  // A model like that of all indexes, with the range of KV heads that is served.
+  const ModelDescription& model() const { return model_; }
+  int64_t max_contexts() const { return max_contexts_; }
+  int device() const { return device_; }                           // CUDA device; -1 = the CPU
+  Composition* composition() const { return composition_.get(); }  // null: max_contexts is 1
+
+  std::mutex mutex;  // a call holds it
+
+ private:
+  explicit SlotTable(const sqz_session_options& in);
+  Result<std::unique_ptr<ServingSession>> make(sqz_index& index);
+
+  sqz_session_options options_;  // its arrays are the two below
+  std::vector<double> thresholds_, layer_scales_;
+  std::string model_fingerprint_;
+  ModelDescription model_;
+  int64_t max_contexts_, max_tokens_ = 0, first_head_ = 0;
+  int device_ = -1;
+  std::shared_ptr<ThreadPool> pool_;  // of all slots; null on a GPU
+  std::vector<std::unique_ptr<ServingSession>> slots_;
+  std::unique_ptr<Composition> composition_;
+};
+
 }  // namespace sqz::capi
 
 struct sqz_index {
@@ -57,8 +101,7 @@ struct sqz_index {
 };
 
 struct sqz_session {
-  sqz::capi::OfThisProcess<std::unique_ptr<sqz::ServingSession>> owned;
-  std::string model_fingerprint;
+  sqz::capi::OfThisProcess<std::unique_ptr<sqz::capi::SlotTable>> owned;
 };
 
 namespace sqz::capi {
@@ -72,7 +115,7 @@ inline Result<std::shared_ptr<const ServedIndex>> serve(sqz_index& index) {
 }
 
 // kUnsupported in a child of the process that made the session.
-inline Result<ServingSession*> session_here(const sqz_session* session) {
+inline Result<SlotTable*> session_here(const sqz_session* session) {
   if (session == nullptr) return Status(Code::kInvalidArgument, "session: found null");
   if (const auto* owner = session->owned.get()) return owner->get();
   return Status(

@@ -59,6 +59,7 @@ sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info) {
     out.partition = static_cast<int32_t>(m.partition);
     out.page_size = m.page_size;
     out.dtype_code = m.dtype == sqz::DType::kBF16 ? 4 : 2;
+    out.composes = sqz::capi::composes(m.model) ? 1 : 0;
     out.dtype_bits = 16;
     out.producer = m.producer.c_str();
     out.architecture = m.model.architecture.c_str();

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "libruntime/capi/fence.h"
 #include "libruntime/capi/handles.h"
 
@@ -60,19 +62,67 @@ Status check_same_heads(const sqz::ServedIndex& asked, const sqz::ServedIndex& u
                         ", the KV heads that were uploaded"));
 }
 
-Result<std::unique_ptr<sqz::ServingSession>> create_session(sqz_index& index,
-                                                            sqz_session_options options) {
+// Levels of the tree that a session uses, each with a threshold if there are any.
+size_t used_levels(const sqz_session_options& options, const sqz_index& index) {
+  const int levels = std::max(index.file->metadata().levels, 1);
+  return static_cast<size_t>(options.levels > 0 ? std::min(options.levels, levels) : levels);
+}
+
+double ratio(uint64_t part, uint64_t whole) {
+  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+}  // namespace
+
+namespace sqz::capi {
+
+SlotTable::SlotTable(const sqz_session_options& in)
+    : options_(in), max_contexts_(std::max(in.max_contexts, 1)) {
+  if (in.layer_scales != nullptr) {
+    layer_scales_.assign(in.layer_scales, in.layer_scales + in.layer_scale_count);
+    options_.layer_scales = layer_scales_.data();
+  }
+}
+
+Result<std::unique_ptr<SlotTable>> SlotTable::create(sqz_index& index,
+                                                     const sqz_session_options& in) {
+  if (in.max_contexts < 0 || in.max_contexts > SQZ_MOST_CONTEXTS) {
+    return invalid(concat("options.max_contexts: found ", in.max_contexts, ", expected 0 to ",
+                          SQZ_MOST_CONTEXTS));
+  }
+  SQZ_RETURN_IF_ERROR(read_options(in).status());  // before arrays are copied
+  std::unique_ptr<SlotTable> table(new SlotTable(in));
+  SQZ_ASSIGN_OR_RETURN(std::unique_ptr<ServingSession> first, table->make(index));
+  if (in.thresholds != nullptr) {
+    table->thresholds_.assign(in.thresholds, in.thresholds + used_levels(in, index));
+    table->options_.thresholds = table->thresholds_.data();
+  }
+  table->model_fingerprint_ = index.fingerprint;
+  table->model_ = first->index().metadata().model;
+  table->first_head_ = first->index().first_head;
+  table->max_tokens_ = first->max_tokens();
+  table->device_ = first->device();
+  if (table->max_contexts_ > 1) {
+    SQZ_ASSIGN_OR_RETURN(table->composition_, Composition::create(table->model_, table->max_tokens_,
+                                                                  table->device_, table->pool_));
+  }
+  table->slots_.push_back(std::move(first));
+  return table;
+}
+
+Result<std::unique_ptr<ServingSession>> SlotTable::make(sqz_index& index) {
+  sqz_session_options options = options_;
   // First, because other defaults follow from the selector.
   if (options.selector == SQZ_SELECTOR_AUTO) {
-    options.selector = static_cast<int32_t>(sqz::fitting_selector(index.file->metadata()));
+    options.selector = static_cast<int32_t>(fitting_selector(index.file->metadata()));
   }
-  SQZ_ASSIGN_OR_RETURN(sqz::SessionOptions wanted, read_options(options));
+  SQZ_ASSIGN_OR_RETURN(SessionOptions wanted, read_options(options));
   const bool cuda = options.device_type == kCuda;
-  std::shared_ptr<const sqz::ServedIndex> served;
-  sqz::capi::Uploaded uploaded;
+  std::shared_ptr<const ServedIndex> served;
+  Uploaded uploaded;
   {
     const std::lock_guard lock(index.mutex);
-    SQZ_ASSIGN_OR_RETURN(served, sqz::capi::serve(index));
+    SQZ_ASSIGN_OR_RETURN(served, serve(index));
     const auto at = index.uploaded.find(options.device_id);
     const auto* here = at == index.uploaded.end() ? nullptr : at->second.get();
     if (cuda && here != nullptr) uploaded = *here;
@@ -81,22 +131,62 @@ Result<std::unique_ptr<sqz::ServingSession>> create_session(sqz_index& index,
     served = uploaded.heads;
   } else {
     SQZ_ASSIGN_OR_RETURN(
-        served, sqz::range_of_heads(std::move(served), options.first_kv_head, options.kv_heads));
+        served, range_of_heads(std::move(served), options.first_kv_head, options.kv_heads));
   }
   if (uploaded.heads != nullptr) SQZ_RETURN_IF_ERROR(check_same_heads(*served, *uploaded.heads));
-  if (cuda) {
-    return sqz::cuda::create_session(std::move(served), std::move(uploaded.memory), wanted);
+  if (cuda) return cuda::create_session(std::move(served), std::move(uploaded.memory), wanted);
+  wanted.pool = pool_;
+  SQZ_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
+                       Session::create(std::move(served), wanted));
+  pool_ = session->pool();
+  return std::unique_ptr<ServingSession>(std::move(session));
+}
+
+Status SlotTable::put(int64_t slot, sqz_index* index) {
+  if (slot < 0 || slot >= SQZ_MOST_SLOTS) {
+    return invalid(concat("slot: found ", slot, ", expected 0 to ", SQZ_MOST_SLOTS - 1));
   }
-  SQZ_ASSIGN_OR_RETURN(std::unique_ptr<sqz::ServingSession> session,
-                       sqz::Session::create(std::move(served), wanted));
-  return session;
+  std::unique_ptr<ServingSession> session;
+  if (index != nullptr) {
+    if (index->fingerprint != model_fingerprint_) {
+      return {Code::kMismatch, concat(index->file->path(), ": found an index of another model, ",
+                                      "expected that of the session's first index")};
+    }
+    if (options_.thresholds != nullptr && thresholds_.size() != used_levels(options_, *index)) {
+      return invalid(concat(index->file->path(), ": found an index of other levels than the ",
+                            thresholds_.size(), " thresholds of the session, expected as many"));
+    }
+    SQZ_ASSIGN_OR_RETURN(session, make(*index));
+    if (session->index().first_head != first_head_ ||
+        session->index().metadata().model.kv_heads != model_.kv_heads) {
+      return invalid(concat(index->file->path(), ": found another range of KV heads on the GPU, ",
+                            "expected that of the session's first index"));
+    }
+  }
+  const std::lock_guard lock(mutex);
+  const auto place = static_cast<size_t>(slot);
+  if (place >= slots_.size()) {
+    if (index == nullptr) return {};
+    slots_.resize(place + 1);
+  }
+  slots_[place].swap(session);
+  return {};
 }
 
-double ratio(uint64_t part, uint64_t whole) {
-  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+Result<ServingSession*> SlotTable::at(int64_t slot, const char* field) const {
+  const auto place = static_cast<size_t>(slot);
+  if (slot >= 0 && place < slots_.size() && slots_[place] != nullptr) return slots_[place].get();
+  return invalid(concat(field, ": found slot ", slot, ", expected one that has an index"));
 }
 
-}  // namespace
+Status SlotTable::clear_totals() {
+  for (const auto& session : slots_) {
+    if (session != nullptr) SQZ_RETURN_IF_ERROR(session->clear_totals());
+  }
+  return {};
+}
+
+}  // namespace sqz::capi
 
 extern "C" {
 
@@ -115,9 +205,8 @@ sqz_status sqz_session_create(sqz_index* index, const sqz_session_options* optio
     sqz_session_options wanted;
     SQZ_RETURN_IF_ERROR(sqz::capi::read_struct(options, "options", wanted));
     auto handle = std::make_unique<sqz_session>();
-    SQZ_ASSIGN_OR_RETURN(auto made, create_session(*index, wanted));
+    SQZ_ASSIGN_OR_RETURN(auto made, sqz::capi::SlotTable::create(*index, wanted));
     handle->owned = sqz::capi::OfThisProcess(std::move(made));
-    handle->model_fingerprint = index->fingerprint;
     *session = handle.release();
     return {};
   });
@@ -127,9 +216,19 @@ void sqz_session_destroy(sqz_session* session) {
   delete session;
 }
 
-sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stats* stats) {
+sqz_status sqz_session_put(sqz_session* session, int64_t slot, sqz_index* index) {
   return fence([&]() -> Status {
-    SQZ_ASSIGN_OR_RETURN(sqz::ServingSession* const here, sqz::capi::session_here(session));
+    SQZ_ASSIGN_OR_RETURN(sqz::capi::SlotTable* const table, sqz::capi::session_here(session));
+    return table->put(slot, index);
+  });
+}
+
+sqz_status sqz_session_stats(const sqz_session* session, int64_t slot, int64_t layer,
+                             sqz_stats* stats) {
+  return fence([&]() -> Status {
+    SQZ_ASSIGN_OR_RETURN(sqz::capi::SlotTable* const table, sqz::capi::session_here(session));
+    const std::lock_guard lock(table->mutex);
+    SQZ_ASSIGN_OR_RETURN(sqz::ServingSession* const here, table->at(slot, "slot"));
     sqz::ServingSession& s = *here;
     const int64_t layers = s.index().metadata().model.layers;
     if (layer < -1 || layer >= layers) {
@@ -155,8 +254,9 @@ sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stat
 
 sqz_status sqz_session_reset_stats(sqz_session* session) {
   return fence([&]() -> Status {
-    SQZ_ASSIGN_OR_RETURN(sqz::ServingSession* const here, sqz::capi::session_here(session));
-    return here->clear_totals();
+    SQZ_ASSIGN_OR_RETURN(sqz::capi::SlotTable* const table, sqz::capi::session_here(session));
+    const std::lock_guard lock(table->mutex);
+    return table->clear_totals();
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "libruntime/rope.h"
 #include "libruntime/session/serving_session.h"
 
 namespace sqz::cuda {
@@ -25,6 +26,14 @@ Result<std::shared_ptr<DeviceIndex>> upload_index(std::shared_ptr<const ServedIn
 Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const ServedIndex> index,
                                                        std::shared_ptr<DeviceIndex> uploaded,
                                                        const SessionOptions& options);
+
+// Memory of a GPU, freed with the last reference, which waits for the work that uses it.
+Result<std::shared_ptr<void>> device_memory(int gpu, size_t bytes);
+
+// RopeUndo::apply() of one position to `rows` rows of `dtype`, [rows, dim], on device `gpu`:
+// returns at once.
+Status turn_rows(int gpu, const RopeUndo& rope, int64_t position, DType dtype, int64_t rows,
+                 int64_t dim, const void* from, void* to, void* stream);
 
 // merge_rows() (libruntime/attention/attend.h) on device `gpu`: returns at once, and rows with a
 // NaN or infinite lse become NaN.

@@ -77,6 +77,7 @@ Status BucketLookup::look_up(const AttendCall& call, const BlockChunk& chunk,
     classify.frequencies = static_cast<const float*>(frequencies_.data());
     classify.shrink = rope_.shrink();
     classify.positions = call.positions + chunk.first;
+    classify.offset = call.offset;
   }
   classify.tokens = static_cast<int32_t>(tokens_);
   classify.queries = queries_;

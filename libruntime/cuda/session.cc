@@ -83,9 +83,10 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   params.values = layer.values;
   params.exact_keys = layer.exact_keys;
   params.exact_values = layer.exact_values;
+  params.exact_skipped = call.skip;
   if (selects(call.layer)) {
     params.lists = static_ != nullptr ? static_->lists(call.layer) : lists_;
-    params.exact_skipped = exact_skipped_;
+    params.exact_skipped = std::max(exact_skipped_, call.skip);
     params.after_lookup = static_ == nullptr;
   }
   // What a static selector reads is counted before.

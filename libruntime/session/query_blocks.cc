@@ -42,7 +42,7 @@ Status QueryBlocks::load(const AttendCall& call, bool before_rope) {
     if (before_rope && call.q_before_rope != nullptr) {
       finite = load_row(call.q_before_rope, before_rope_.get() + at) && finite;
     } else if (before_rope) {
-      rope_.apply(call.positions[token], queries_ + at, heads_, angles_.get() + worker * dim_,
+      rope_.apply(call.position(token), queries_ + at, heads_, angles_.get() + worker * dim_,
                   before_rope_.get() + at);
     }
     finite_[token] = finite ? 1 : 0;

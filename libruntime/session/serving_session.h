@@ -13,6 +13,7 @@
 namespace sqz {
 
 struct CpuKernels;
+class ThreadPool;
 
 struct SessionOptions {
   SelectionRequest selection;
@@ -21,6 +22,7 @@ struct SessionOptions {
   int64_t max_request_tokens = 0;       // 0 = max_tokens
   int threads = 0;                      // 0 = all cores
   const CpuKernels* kernels = nullptr;  // null = the machine's best
+  std::shared_ptr<ThreadPool> pool;     // CPU: of a session that has one; null = its own
   // CUDA: the kernels of GPUs before compute capability 9.0, whatever the GPU; for tests.
   bool sm80_kernels = false;
 };
@@ -35,6 +37,8 @@ struct AttendCall {
   void* out = nullptr;                 // [T, Hq, d]
   LseRows lse;                         // of all rows
   const int64_t* positions = nullptr;  // [T] or null, on the host
+  int64_t offset = 0;                  // position of the context's first token: of `positions`
+  int64_t skip = 0;                    // first tokens of the context that are not attended
   const int64_t* indptr = nullptr;     // [requests + 1] or null, on the host
   int64_t requests = 0;
   void* stream = nullptr;               // cudaStream_t; CUDA only
@@ -46,6 +50,8 @@ struct AttendCall {
     if (indptr == nullptr) return r == 0 ? 0 : tokens;
     return indptr[r] - indptr[0];
   }
+  // In the context of the session. Call it with positions.
+  int64_t position(int64_t token) const { return positions[token] - offset; }
   int64_t request_tokens(int64_t r) const { return request_begin(r + 1) - request_begin(r); }
 };
 

@@ -66,14 +66,17 @@ Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions&
   dim_ = model.head_dim;
   scale_ = static_cast<float>(model.attention_scale);
 
-  const int threads =
-      options.threads > 0 ? options.threads : std::min(resolve_threads(0), kMostThreads);
+  pool_ = options.pool;
+  if (pool_ == nullptr) {
+    pool_ = std::make_shared<ThreadPool>(
+        options.threads > 0 ? options.threads : std::min(resolve_threads(0), kMostThreads));
+  }
+  const int threads = pool_->size();
   SelectorLimits limits = (selector_ != nullptr ? *selector_ : *dense_).limits();
   limits.read = std::max<int64_t>(limits.read, 1);
   const int64_t most = kSelectionBytes / WorkPlan::block_bytes(model, limits);
   const int64_t blocks = std::clamp<int64_t>(most, 1, max_tokens_);
   at_once_ = static_cast<size_t>(blocks);
-  pool_ = std::make_unique<ThreadPool>(threads);
   queries_ = std::make_unique<QueryBlocks>(
       model, plan_.block > 0 ? plan_.block : options.block, max_tokens_,
       selector_ != nullptr && selector_->before_rope(), *pool_);
@@ -132,10 +135,10 @@ Status Session::check_positions(const AttendCall& call) const {
                    " has a sliding window")};
   }
   for (int64_t t = 0; t < call.tokens; ++t) {
-    if (call.positions[t] >= metadata.tokens) continue;
+    if (call.position(t) >= metadata.tokens) continue;
     return {Code::kInvalidArgument,
             concat("positions[", t, "]: found ", call.positions[t], ", expected at least ",
-                   metadata.tokens, ", the length of the fixed context")};
+                   call.offset + metadata.tokens, ", where the fixed context ends")};
   }
   return {};
 }
@@ -159,6 +162,7 @@ Status Session::select_blocks(const AttendCall& call, std::span<const QueryBlock
         .tokens = block.tokens,
         .token_stride = queries_->token_stride()};
     const Status status = selector.select(query, workers_[thread].select, selections[i]);
+    selections[i].exact_skipped = std::max(selections[i].exact_skipped, call.skip);
     if (!status.ok()) bad_.note(block.first * query_heads_ + first_query);
   });
   return bad_.status("product of centroids and the queries of the block and group", call.layer,
@@ -195,7 +199,7 @@ void Session::run(const AttendCall& call, const AttendTask& task, const QueryBlo
     const int64_t token = block.first + (task.row + r) / group_;
     queries[r] = queries_->query(token, task.head * group_ + (task.row + r) % group_);
     // The query at position p sees keys p - window + 1 .. p.
-    if (window > 0) first_visible[r] = call.positions[token] - window + 1 - first_stored;
+    if (window > 0) first_visible[r] = call.position(token) - window + 1 - first_stored;
   }
   const PartialRows state = work_->state_of(task, thread);
   attend_rows(kernels_,

@@ -58,6 +58,8 @@ class Session final : public ServingSession {
   int64_t max_tokens() const override { return max_tokens_; }
   int64_t max_request_tokens() const override { return max_request_tokens_; }
   int device() const override { return -1; }
+  // For other sessions that serve one call at a time with this one.
+  const std::shared_ptr<ThreadPool>& pool() const { return pool_; }
   const char* route() const override { return "cpu"; }
   Result<Counters> totals(int64_t layer) override {
     return layer < 0 ? account_.total() : account_.of(layer);
@@ -99,7 +101,7 @@ class Session final : public ServingSession {
   int64_t query_heads_, kv_heads_, group_, dim_;
   float scale_;
 
-  std::unique_ptr<ThreadPool> pool_;
+  std::shared_ptr<ThreadPool> pool_;
   std::vector<Worker> workers_;  // of the pool's threads
   std::unique_ptr<QueryBlocks> queries_;
   std::unique_ptr<WorkPlan> work_;

@@ -25,6 +25,15 @@ Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const Ser
   return missing();
 }
 
+Result<std::shared_ptr<void>> device_memory(int, size_t) {
+  return missing();
+}
+
+Status turn_rows(int, const RopeUndo&, int64_t, DType, int64_t, int64_t, const void*, void*,
+                 void*) {
+  return missing();
+}
+
 Status merge_states(int, DType, int64_t, int64_t, void*, const LseRows&, const void*,
                     const ConstLseRows&, void*) {
   return missing();

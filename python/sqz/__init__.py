@@ -12,7 +12,8 @@ sqz.Error with its sentence. docs/python.md is the reference.
 from sqz._library import Error, version
 from sqz.build import Built, build, calibrate
 from sqz.index import Index, IndexInfo
-from sqz.session import Session, Stats, attend, merge_states
+from sqz.session import Context, Contexts, Session, Stats, merge_states
 
 __version__ = version
-__all__ = ["Built", "Error", "Index", "IndexInfo", "Session", "Stats", "attend", "build", "calibrate", "merge_states"]
+__all__ = ["Built", "Context", "Contexts", "Error", "Index", "IndexInfo", "Session", "Stats", "build", "calibrate",
+           "merge_states"]

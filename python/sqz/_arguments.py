@@ -2,6 +2,7 @@
 
 import ctypes as c
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqz import _library
@@ -29,13 +30,47 @@ def doubles(name: str, values: Sequence[float] | None) -> Any:
         raise TypeError(f"{name}: found {values!r}, expected a sequence of numbers") from None
 
 
+@dataclass(frozen=True)
+class Context:
+    """An index as a request sees it."""
+
+    slot: int  # of the session
+    offset: int = 0  # position of its first token
+    skip: int = 0  # first tokens that are left out: 4 for all but the first of several
+
+
+class Contexts:
+    """The contexts of each request of a call, which several calls may share.
+
+    requests: for each of them None, a slot, a Context, or a sequence of Contexts, one behind the other.
+    """
+
+    def __init__(self, requests: Sequence[int | Context | Sequence[Context] | None]) -> None:
+        rows = [list(_contexts_of(request)) for request in requests]
+        self.each = max((len(row) for row in rows), default=0) or 1
+        self.requests = len(rows)
+        self.array = (_library.Context * (self.each * len(rows)))()
+        for number, row in enumerate(rows):
+            for place in range(self.each):
+                one = row[place] if place < len(row) else Context(-1)
+                self.array[number * self.each + place] = _library.Context(one.slot, one.skip, one.offset)
+
+
+def _contexts_of(request: int | Context | Sequence[Context] | None) -> Sequence[Context]:
+    if request is None:
+        return ()
+    if isinstance(request, int):
+        return (Context(request),)
+    return (request,) if isinstance(request, Context) else request
+
+
 class Arguments:
     """Of one call: `struct` is what the library reads."""
 
     def __init__(self, layer: int, q: DLPackTensor, out: DLPackTensor | None, lse: DLPackTensor | None,
                  positions: Integers | None, indptr: Integers | None, stream: int | None,
                  q_before_rope: DLPackTensor | None = None,
-                 sessions: Sequence[c.c_void_p | None] | None = None) -> None:
+                 contexts: Contexts | None = None) -> None:
         tensors = {"q": q, "out": out, "lse": lse, "q_before_rope": q_before_rope}
         self._borrowed = {name: Borrowed(name, tensor) for name, tensor in tensors.items() if tensor is not None}
         numbers = {"positions": positions, "indptr": indptr}
@@ -45,14 +80,13 @@ class Arguments:
             raise ValueError(f"positions: found {len(self._numbers['positions'])}, expected {shape[0]}, one for each "
                              "token of q")
         requests = max(0, len(self._numbers["indptr"]) - 1) if indptr is not None else 0
-        self._sessions = None
-        if sessions is not None:
-            if len(sessions) != (requests if indptr is not None else 1):
-                raise ValueError(f"sessions: found {len(sessions)}, expected {requests if indptr is not None else 1}, "
-                                 "one for each request")
-            self._sessions = (c.c_void_p * len(sessions))(*(None if one is None else one.value for one in sessions))
+        expected = requests if indptr is not None else 1
+        if contexts is not None and contexts.requests != expected:
+            raise ValueError(f"contexts: found those of {contexts.requests} requests, expected {expected}")
+        self._contexts = contexts
         self.struct = _library.AttendArgs(
             layer=layer, requests=requests, stream=stream_of(q) if stream is None else stream,
-            sessions=None if self._sessions is None else c.addressof(self._sessions),
+            contexts=None if contexts is None else c.addressof(contexts.array),
+            contexts_each=0 if contexts is None else contexts.each,
             **{name: one.at for name, one in self._borrowed.items()},
             **{name: one.ctypes.data for name, one in self._numbers.items()})

@@ -50,7 +50,7 @@ class IndexInfo(Struct):
         "int64 tokens sink tail layers query_heads kv_heads head_dim levels", "double attention_scale",
         "uint64 file_bytes", "int32 partition dtype_code",
         "text producer architecture model_fingerprint tokenizer_hash tokens_hash", "int64 page_size",
-        "int32 dtype_bits")
+        "int32 dtype_bits composes")
 
 
 class UploadOptions(Struct):
@@ -64,13 +64,13 @@ class SessionOptions(Struct):
     _fields_ = _fields(
         "uint32 struct_size", "int32 device_type device_id selector rule levels uniform_layers",
         "double budget keep", "doubles thresholds", "int64 block max_tokens", "int32 threads dense_layers", "int64 max_request_tokens",
-        "doubles layer_scales", "int64 layer_scale_count first_kv_head kv_heads")
+        "doubles layer_scales", "int64 layer_scale_count first_kv_head kv_heads", "int32 max_contexts")
 
 
 class AttendArgs(Struct):
     c_name = "sqz_attend_args"
     _fields_ = _fields("uint32 struct_size", "int64 layer", "pointer q out lse positions indptr",
-                       "int64 requests", "pointer stream q_before_rope sessions")
+                       "int64 requests", "pointer stream q_before_rope contexts", "int64 contexts_each")
 
 
 class Stats(Struct):
@@ -85,6 +85,11 @@ class Run(c.Structure):
     _fields_ = _fields("uint32 first length")
 
 
+class Context(c.Structure):
+    c_name = "sqz_context"
+    _fields_ = _fields("int32 slot skip", "int64 offset")
+
+
 class Tensor(c.Structure):
     c_name = "sqz_tensor"
     _fields_ = _fields("pointer data", "int32 device_type device_id ndim", "uint8 dtype_code dtype_bits",
@@ -94,8 +99,8 @@ class Tensor(c.Structure):
 # Functions that return a sqz_status, and their arguments: p a pointer, i an int32, l an int64.
 FUNCTIONS = {
     "sqz_index_open": "pip", "sqz_index_describe": "pp", "sqz_index_verify": "p", "sqz_index_upload": "pp",
-    "sqz_index_unload": "pi", "sqz_session_create": "ppp", "sqz_attend": "pp",
-    "sqz_merge_states_on": "ppppp", "sqz_select": "ppplpp", "sqz_session_stats": "plp",
+    "sqz_index_unload": "pi", "sqz_session_create": "ppp", "sqz_session_put": "plp", "sqz_attend": "pp",
+    "sqz_merge_states_on": "ppppp", "sqz_select": "ppplpp", "sqz_session_stats": "pllp",
     "sqz_session_reset_stats": "p",
 }
 _TYPES = {"p": c.c_void_p, "i": c.c_int32, "l": c.c_int64}

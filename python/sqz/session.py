@@ -2,13 +2,12 @@
 
 import ctypes as c
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from operator import index as integer
 from typing import Any
 
 from sqz import _library
-from sqz._arguments import Arguments, doubles, head_range
+from sqz._arguments import Arguments, Context, Contexts, doubles, head_range
 from sqz._handle import Handle
 from sqz._library import INVALID_ARGUMENT, choice, lib
 from sqz._tensors import CUDA, Borrowed, Device, DLPackTensor, Integers, device_of, empty, require, stream_of
@@ -45,9 +44,10 @@ class Stats:
 
 
 class Session(Handle):
-    """Attends to an index. It serves one call at a time: other threads wait, so give each thread its own.
+    """Attends to indexes. It serves one call at a time: other threads wait, so give each thread its own.
 
-    index: an open Index; for a GPU one that was uploaded there. It may be closed before its sessions.
+    index: an open Index; for a GPU one that was uploaded there. It may be closed before its sessions. It is in slot 0;
+        put() adds others of the same model.
     selector: "auto" (what the index was built for), "squeezed", "dense", "quest", "ideal", "stream", "window", "h2o",
         or "saap". Unless it is dense, give one of the next three.
     budget: fraction of the context's bytes, in (0, 1]. keep: fraction of the clustered keys. thresholds: one for each
@@ -61,13 +61,15 @@ class Session(Handle):
     max_tokens: most query tokens of a call, 0 = 4096. max_request_tokens: of one request, 0 = max_tokens.
     threads: of the CPU, 0 = all cores. device: None or "cpu", a number, "cuda", "cuda:1" or a torch.device.
     kv_heads: (first, count), those of one rank of tensor parallelism; None = all.
+    max_contexts: most contexts of one request, up to 8; 0 = 1. Above 1 takes memory for a second copy of queries and
+        outputs.
     """
 
     def __init__(self, index: Index, selector: str = "auto", budget: float | None = None, keep: float | None = None,
                  thresholds: Sequence[float] | None = None, rule: str | None = None, levels: int = 0, block: int = 0,
                  dense_layers: int = 0, layer_scales: Sequence[float] | None = None, uniform_layers: bool = False,
                  max_tokens: int = 0, max_request_tokens: int = 0, threads: int = 0, device: Device | None = None,
-                 kv_heads: tuple[int, int] | None = None) -> None:
+                 kv_heads: tuple[int, int] | None = None, max_contexts: int = 0) -> None:
         if not isinstance(index, Index):
             raise TypeError(f"index: found {type(index).__name__}, expected an Index")
         for name, amount in (("budget", budget), ("keep", keep)):
@@ -86,7 +88,7 @@ class Session(Handle):
             rule=choice("rule", rule or "budget", _RULES), levels=levels, budget=budget or 0, keep=keep or 0,
             thresholds=limits, block=block, max_tokens=max_tokens, threads=threads, dense_layers=dense_layers,
             max_request_tokens=max_request_tokens, layer_scales=scales, layer_scale_count=len(scales or ()),
-            uniform_layers=uniform_layers, first_kv_head=first, kv_heads=count)
+            uniform_layers=uniform_layers, first_kv_head=first, kv_heads=count, max_contexts=max_contexts)
         self.index = index
         on_gpu = index._uploaded.get(device_id) if device_type == CUDA else None
         self.kv_heads = count or on_gpu or index.info.kv_heads
@@ -94,9 +96,27 @@ class Session(Handle):
         with index._pointer.lock:
             index._check(lib.sqz_session_create(index._pointer.at, c.byref(options), c.byref(self._pointer.at)))
 
+    def put(self, slot: int, index: Index | None) -> None:
+        """Puts another index of the same model into a slot, 0 to 65535; None empties the slot.
+
+        The session's options hold for it, with thresholds and stats of its own. For a GPU it was uploaded there.
+        """
+        if index is None:
+            with self._pointer.lock:
+                self._check(lib.sqz_session_put(self._pointer.at, integer(slot), None))
+            return
+        if not isinstance(index, Index):
+            raise TypeError(f"index: found {type(index).__name__}, expected an Index or None")
+        with self._pointer.lock, index._pointer.lock:
+            if self._pointer.at:
+                index._check(lib.sqz_session_put(self._pointer.at, integer(slot), index._pointer.at))
+            else:
+                self._check(INVALID_ARGUMENT)
+
     def attend(self, layer: int, q: DLPackTensor, out: Any = None, lse: Any = None, positions: Integers | None = None,
-               indptr: Integers | None = None, stream: int | None = None,
-               q_before_rope: DLPackTensor | None = None) -> tuple[Any, Any]:
+               indptr: Integers | None = None, stream: int | None = None, q_before_rope: DLPackTensor | None = None,
+               contexts: Contexts | Sequence[int | Context | Sequence[Context] | None] | None = None,
+               ) -> tuple[Any, Any]:
         """Attention of queries over the fixed context: (out, lse), which merge_states() joins with your own.
 
         layer: 0 to info.layers - 1. q: [tokens, query heads, head_dim] float32, float16 or bfloat16, after RoPE at
@@ -104,12 +124,15 @@ class Session(Handle):
         positive strides; what is None is made. positions: one for each token, which layers with a sliding window need.
         indptr: [requests + 1] first tokens of the requests in q; None = one request. stream: a cudaStream_t as a
         number; None = torch's current one for tensors of torch, else the default stream. On a GPU the call returns
-        before its work is done. q_before_rope: for selector saap.
+        before its work is done. q_before_rope: for selector saap. contexts: for each request None (its lse is
+        -infinity and its out 0), a slot, or one or several Contexts; without it all attend to slot 0.
         Rows of a request with a query that is NaN or infinite become NaN. Error with status 8 names token and head of
         finite queries with a logit or an output beyond float32; on a GPU those rows become NaN.
         """
         out, lse = _results(q, out, lse)
-        args = Arguments(layer, q, out, lse, positions, indptr, stream, q_before_rope)
+        if contexts is not None and not isinstance(contexts, Contexts):
+            contexts = Contexts(contexts)
+        args = Arguments(layer, q, out, lse, positions, indptr, stream, q_before_rope, contexts)
         with self._pointer.lock:
             status = lib.sqz_attend(self._pointer.at, c.byref(args.struct))
         self._check(status)
@@ -130,12 +153,12 @@ class Session(Handle):
         self._check(status)
         return [[(run.first, run.length) for run in runs[starts[h]:starts[h + 1]]] for h in range(self.kv_heads)]
 
-    def stats(self, layer: int = -1) -> Stats:
-        """Totals since the start or the last reset_stats(), of one layer or, with -1, of all; on a GPU of
-        calls whose work has ended."""
+    def stats(self, layer: int = -1, slot: int = 0) -> Stats:
+        """Totals of a slot's index since it was put there or the last reset_stats(), of one layer or, with -1, of all;
+        on a GPU of calls whose work has ended."""
         raw = _library.Stats()
         with self._pointer.lock:
-            self._check(lib.sqz_session_stats(self._pointer.at, integer(layer), c.byref(raw)))
+            self._check(lib.sqz_session_stats(self._pointer.at, integer(slot), integer(layer), c.byref(raw)))
         values = {field.name: getattr(raw, field.name) for field in fields(Stats)}
         return Stats(**values | {"dense_fallback": bool(raw.dense_fallback), "route": raw.route.decode()})
 
@@ -143,29 +166,6 @@ class Session(Handle):
         """Counts from 0 again."""
         with self._pointer.lock:
             self._check(lib.sqz_session_reset_stats(self._pointer.at))
-
-
-def attend(sessions: Sequence[Session | None], layer: int, q: DLPackTensor, out: Any = None, lse: Any = None,
-           positions: Integers | None = None, indptr: Integers | None = None,
-           stream: int | None = None) -> tuple[Any, Any]:
-    """Session.attend() with a session for each request, of one model and device, on one index or several.
-
-    A request whose session is None has no fixed context: its lse is -infinity and its out 0. indptr: [requests + 1].
-    """
-    for number, one in enumerate(sessions):
-        if one is not None and not isinstance(one, Session):
-            raise TypeError(f"sessions[{number}]: found {type(one).__name__}, expected a Session or None")
-    out, lse = _results(q, out, lse)
-    present = sorted({one for one in sessions if one is not None}, key=id)  # in one order, whoever calls
-    with ExitStack() as locked:
-        for one in present:
-            locked.enter_context(one._pointer.lock)
-            if not one._pointer.at:
-                one._check(INVALID_ARGUMENT)
-        at = [None if one is None else one._pointer.at for one in sessions]
-        args = Arguments(layer, q, out, lse, positions, indptr, stream, sessions=at)
-        _library.check(lib.sqz_attend(None, c.byref(args.struct)))
-    return out, lse
 
 
 def merge_states(out_a: DLPackTensor, lse_a: DLPackTensor, out_b: DLPackTensor, lse_b: DLPackTensor,

@@ -50,7 +50,7 @@ void attend(sqz_session* session, const sqz_index_info& info, int64_t tokens) {
       if (!std::isfinite(out[i])) std::abort();
     }
     auto stats = make<sqz_stats>();
-    (void)ok(sqz_session_stats(session, args.layer, &stats));
+    (void)ok(sqz_session_stats(session, 0, args.layer, &stats));
     if (stats.keys_read > stats.keys_possible) std::abort();
   }
 }

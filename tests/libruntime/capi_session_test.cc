@@ -148,10 +148,11 @@ TEST_F(CApi, StatsOfALayerAreReset) {
   session.reset_stats();
   EXPECT_EQ(session.stats().bytes_read, 0u);
   auto stats = make<sqz_stats>();
-  EXPECT_EQ(sqz_session_stats(session.handle(), 2, &stats), SQZ_INVALID_ARGUMENT);
-  EXPECT_EQ(sqz_session_stats(session.handle(), -2, &stats), SQZ_INVALID_ARGUMENT);
-  EXPECT_EQ(sqz_session_stats(nullptr, 0, &stats), SQZ_INVALID_ARGUMENT);
-  EXPECT_EQ(sqz_session_stats(session.handle(), 0, nullptr), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_stats(session.handle(), 0, 2, &stats), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_stats(session.handle(), 0, -2, &stats), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_stats(nullptr, 0, 0, &stats), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_stats(session.handle(), 0, 0, nullptr), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_stats(session.handle(), 1, 0, &stats), SQZ_INVALID_ARGUMENT);  // empty
 }
 
 }  // namespace

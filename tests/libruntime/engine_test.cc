@@ -1,5 +1,5 @@
-// Engines need more of the C ABI than one call for one index: calls over several sessions and
-// without a context, ranks of KV heads, fork().
+// Engines need more of the C ABI than one call for one index: calls over several contexts and
+// without one, ranks of KV heads, fork().
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -70,79 +70,161 @@ TEST_F(Engine, StridesOfLseKeepItsElementsApart) {
 TEST_F(Engine, RequestsOfSeveralIndexesAndOfNone) {
   ASSERT_NO_FATAL_FAILURE(write_other(testing::c_index_options()));
   const runtime::Index index(path()), other(other_path());
-  runtime::Session a(index, testing::held_budget(0.2)), b(other, testing::held_budget(0.3));
-  sqz_session* sessions[] = {a.handle(), nullptr, b.handle(), b.handle(), a.handle(), nullptr};
+  runtime::Session session(index, testing::held_budget(0.2));
+  session.put(5, other);
+  sqz_context contexts[] = {{0, 0, 0}, {-1, 0, 0}, {5, 0, 0}, {5, 0, 0}, {0, 0, 0}, {-1, 0, 0}};
   const int64_t indptr[] = {0, 2, 5, 6, 9, 9, 10};
   Call all(10);
   all.args.indptr = indptr;
   all.args.requests = 6;
-  all.args.sessions = sessions;
-  ASSERT_EQ(sqz_attend(nullptr, &all.args), SQZ_OK) << sqz_last_error();
+  all.args.contexts = contexts;
+  session.attend(all.args);
+  runtime::Session alone(other, testing::held_budget(0.2));
   for (int64_t r = 0; r < 6; ++r) {
     const int64_t first = indptr[r], tokens = indptr[r + 1] - first;
     Call one(tokens);
     one.q.assign(all.q.begin() + first * 64, all.q.begin() + (first + tokens) * 64);
     one.q_tensor.data = one.q.data();
-    if (sessions[r] == nullptr) {
+    if (contexts[r].slot == -1) {
       one.lse.assign(one.lse.size(), -INFINITY);
     } else {
-      ASSERT_EQ(sqz_attend(sessions[r], &one.args), SQZ_OK) << sqz_last_error();
+      (contexts[r].slot == 5 ? alone : session).attend(one.args);
     }
     for (size_t i = 0; i < one.out.size(); ++i) {
       ASSERT_NEAR(all.out[static_cast<size_t>(first * 64) + i], one.out[i], 1e-5f) << r;
     }
     for (size_t i = 0; i < one.lse.size(); ++i) {
       const float lse = all.lse[static_cast<size_t>(first * 4) + i];
-      if (sessions[r] == nullptr) {
+      if (contexts[r].slot == -1) {
         ASSERT_EQ(lse, -INFINITY) << r;
       } else {
         ASSERT_NEAR(lse, one.lse[i], 1e-5f) << r;
       }
     }
   }
+  EXPECT_EQ(session.stats(0, 5).keys_read, alone.stats(0).keys_read);
   // A selection is of the first request.
-  all.args.out = nullptr;
-  all.args.lse = nullptr;
-  int64_t of_heads[3], count = 0;
-  std::vector<sqz_run> runs(10000);
-  EXPECT_EQ(sqz_select(nullptr, &all.args, runs.data(), 10000, of_heads, &count), SQZ_OK);
-  EXPECT_GT(count, 0);
+  EXPECT_EQ(session.select(all.args, 2).size(), 2u);
+  contexts[0].slot = -1;
+  EXPECT_THROW(session.select(all.args, 2), runtime::Error);
 }
 
-TEST_F(Engine, NoRequestNeedsAContext) {
-  sqz_session* none[] = {nullptr};
-  Call call(3);
-  call.out.assign(call.out.size(), 7.0f);
-  call.args.sessions = none;
-  call.args.layer = 99;  // of no index
-  ASSERT_EQ(sqz_attend(nullptr, &call.args), SQZ_OK) << sqz_last_error();
+TEST_F(Engine, SlotsAreFilledAndEmptied) {
+  ASSERT_NO_FATAL_FAILURE(write_other(testing::c_index_options()));
+  const runtime::Index index(path()), other(other_path());
+  runtime::Session session(index, testing::held_budget(0.2));
+  const sqz_context second = {1, 0, 0}, none = {-1, 0, 0};
+  Call call(3), expected(3);
+  call.args.contexts = &second;
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);  // empty
+  for (const int64_t slot : {-1, SQZ_MOST_SLOTS}) {
+    EXPECT_EQ(sqz_session_put(session.handle(), slot, other.handle()), SQZ_INVALID_ARGUMENT);
+  }
+  session.put(1, other);
+  session.attend(call.args);
+  runtime::Session(other, testing::held_budget(0.2)).attend(expected.args);
+  EXPECT_EQ(call.out, expected.out);
+  session.put(1, index);  // in its place
+  session.attend(call.args);
+  session.attend(expected.args);
+  EXPECT_EQ(call.out, expected.out);
+  EXPECT_EQ(session.stats(0, 1).selections, 1u);
+  session.empty(1);
+  session.empty(77);
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_EQ(sqz_session_put(nullptr, 0, other.handle()), SQZ_INVALID_ARGUMENT);
+  // A session without any index serves requests without a context.
+  session.empty(0);
+  call.args.contexts = &none;
+  session.attend(call.args);
   EXPECT_EQ(call.out, std::vector<float>(call.out.size(), 0.0f));
   EXPECT_EQ(call.lse, std::vector<float>(call.lse.size(), -INFINITY));
-  int64_t indptr[3], count = 0;
-  EXPECT_EQ(sqz_select(nullptr, &call.args, nullptr, 0, indptr, &count), SQZ_INVALID_ARGUMENT);
 }
 
-TEST_F(Engine, SessionsOfOneCallAreAlike) {
+TEST_F(Engine, IndexesOfOneSessionAreOfOneModel) {
   testing::TinyIndexOptions options = testing::c_index_options();
   options.query_heads = 8;
   options.kv_heads = 4;
   ASSERT_NO_FATAL_FAILURE(write_other(options));
   const runtime::Index index(path()), other(other_path());
-  runtime::Session a(index, testing::held_budget(0.2)), b(other, testing::held_budget(0.2));
-  auto half = testing::held_budget(0.2);
-  half.kv_heads = 1;
-  runtime::Session rank(index, half);
-  const int64_t indptr[] = {0, 1, 2};
-  for (const auto& [second, status] :
-       {std::pair(b.handle(), SQZ_MISMATCH), std::pair(rank.handle(), SQZ_INVALID_ARGUMENT)}) {
-    sqz_session* sessions[] = {a.handle(), second};
-    Call call(2);
-    call.args.indptr = indptr;
-    call.args.requests = 2;
-    call.args.sessions = sessions;
-    EXPECT_EQ(sqz_attend(nullptr, &call.args), status);
-    EXPECT_NE(std::strstr(sqz_last_error(), "sessions[1]"), nullptr) << sqz_last_error();
+  runtime::Session session(index, testing::held_budget(0.2));
+  EXPECT_EQ(sqz_session_put(session.handle(), 1, other.handle()), SQZ_MISMATCH);
+  EXPECT_NE(std::strstr(sqz_last_error(), "other.sqz"), nullptr) << sqz_last_error();
+  options = testing::c_index_options();
+  options.clusters = {250};
+  ASSERT_NO_FATAL_FAILURE(write_other(options));
+  const runtime::Index one_level(other_path());
+  const double thresholds[] = {0.01, 0.02};
+  auto given = make<sqz_session_options>();
+  given.thresholds = thresholds;
+  given.threads = 1;
+  runtime::Session limits(index, given);
+  EXPECT_EQ(sqz_session_put(limits.handle(), 1, one_level.handle()), SQZ_INVALID_ARGUMENT);
+  limits.put(1, index);
+}
+
+// Queries are turned back by the offset, and states merged: tests/python has the whole against
+// float64.
+TEST_F(Engine, ContextsOneBehindTheOther) {
+  testing::TinyIndexOptions options = testing::c_index_options();
+  options.windows = {};
+  ASSERT_NO_FATAL_FAILURE(write_other(options));
+  const runtime::Index index(path()), plain(other_path());
+  auto held = testing::held_budget(0.2);
+  held.max_contexts = 3;
+  runtime::Session session(plain, held);
+  session.put(1, plain);
+  const sqz_context contexts[] = {{0, 0, 0},  {1, 4, 5000}, {-1, 0, 0},   // two
+                                  {-1, 0, 0}, {1, 0, 0},    {-1, 0, 0}};  // one
+  const int64_t indptr[] = {0, 2, 3};
+  Call all(3), first(3), second(2);
+  all.args.indptr = indptr;
+  all.args.requests = 2;
+  all.args.contexts = contexts;
+  all.args.contexts_each = 3;
+  session.attend(all.args);
+  first.args.indptr = indptr;
+  first.args.requests = 2;
+  session.attend(first.args);
+  for (int64_t row = 0; row < 8; ++row) {  // [2, Hq]
+    for (int64_t i = 0; i < 8; ++i) {
+      const double angle = 5000 * std::pow(10000.0, -static_cast<double>(i) / 8);
+      const double a = all.q[row * 16 + i], b = all.q[row * 16 + 8 + i];
+      second.q[row * 16 + i] = static_cast<float>(a * std::cos(angle) + b * std::sin(angle));
+      second.q[row * 16 + 8 + i] = static_cast<float>(b * std::cos(angle) - a * std::sin(angle));
+    }
   }
+  const sqz_context skipped = {1, 4, 0};
+  second.args.contexts = &skipped;
+  session.attend(second.args);
+  Call two(2);
+  std::copy_n(first.out.begin(), two.out.size(), two.out.begin());
+  std::copy_n(first.lse.begin(), two.lse.size(), two.lse.begin());
+  ASSERT_EQ(
+      sqz_merge_states(&two.out_tensor, &two.lse_tensor, &second.out_tensor, &second.lse_tensor),
+      SQZ_OK);
+  for (size_t i = 0; i < all.lse.size(); ++i) {
+    EXPECT_NEAR(all.lse[i], i < 8 ? two.lse[i] : first.lse[i], 2e-3f) << i;
+  }
+  for (size_t i = 0; i < all.out.size(); ++i) {
+    EXPECT_NEAR(all.out[i], i < 128 ? two.out[i] : first.out[i], 2e-3f) << i;
+  }
+  const auto refused = [&](sqz_session* in, sqz_context context, sqz_status status) {
+    Call call(1);
+    call.args.contexts = &context;
+    EXPECT_EQ(sqz_attend(in, &call.args), status) << sqz_last_error();
+  };
+  refused(session.handle(), {0, 17, 0}, SQZ_INVALID_ARGUMENT);  // 16 sinks
+  refused(session.handle(), {0, -1, 0}, SQZ_INVALID_ARGUMENT);
+  refused(session.handle(), {0, 0, -1}, SQZ_INVALID_ARGUMENT);
+  refused(runtime::Session(plain, testing::held_budget(0.2)).handle(), {0, 0, 5},
+          SQZ_INVALID_ARGUMENT);                                                // no max_contexts
+  refused(runtime::Session(index, held).handle(), {0, 0, 5}, SQZ_UNSUPPORTED);  // windows
+  all.args.contexts_each = 4;
+  EXPECT_EQ(sqz_attend(session.handle(), &all.args), SQZ_INVALID_ARGUMENT);
+  held.max_contexts = 9;
+  sqz_session* none = nullptr;
+  EXPECT_EQ(sqz_session_create(plain.handle(), &held, &none), SQZ_INVALID_ARGUMENT);
 }
 
 // So many rows that their keys are cut into longer parts than the shortest.

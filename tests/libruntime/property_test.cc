@@ -183,7 +183,7 @@ class Property {
     for (int64_t layer = 0; layer < c_.model.layers; ++layer) {
       if (!kGpu) same_by(runtime::Session(*index_, c_.options(3)), layer, "3 threads");
       if (!kGpu && c_.model.kv_heads > 1) check_ranks(layer);
-      check_sessions(layer);
+      check_contexts(layer);
       check_whole(layer);
       if (c_.pruned_keep > 0) check_pruned(layer);
       if (::testing::Test::HasFatalFailure()) return;
@@ -408,24 +408,23 @@ class Property {
     EXPECT_EQ(bytes, session_->stats(layer).bytes_read);
   }
 
-  // A call over this session, another one and none gives what each gives alone.
-  void check_sessions(int64_t layer) {
-    if (!dense_) dense_.emplace(*index_, dense_options());
+  // A call over two slots and none gives what each gives alone.
+  void check_contexts(int64_t layer) {
     const Queries& q = queries_[layer];
     const int64_t requests = std::ssize(c_.indptr) - 1;
     Random random(c_.seed);
-    std::vector<sqz_session*> sessions;
+    session_->put(7, *index_);
+    std::vector<sqz_context> contexts;
     Output expected;
     for (int64_t r = 0; r < requests; ++r) {
       const int64_t which = random.below(4);
-      runtime::Session* session = which == 0 ? nullptr : which == 1 ? &*dense_ : &*session_;
-      sessions.push_back(session == nullptr ? nullptr : session->handle());
+      contexts.push_back({which == 0 ? -1 : which == 1 ? 7 : 0, 0, 0});
       const int64_t first = c_.indptr[r], tokens = c_.indptr[r + 1] - first;
       Call call(q.part(first, tokens, 0, q.heads), layer, false);
       Output one{std::vector<float>(call.q.q.size(), 0),
                  std::vector<float>(tokens * q.heads, -INFINITY)};
-      if (session != nullptr && tokens > 0) {
-        session->attend(call.args);
+      if (which != 0 && tokens > 0) {
+        session_->attend(call.args);
         one = call.output();
       }
       expected.out.insert(expected.out.end(), one.out.begin(), one.out.end());
@@ -433,9 +432,9 @@ class Property {
     }
     Call call(q, layer, c_.turned_lse);
     set_requests(call);
-    call.args.sessions = sessions.data();
-    ASSERT_EQ(sqz_attend(nullptr, &call.args), SQZ_OK) << sqz_last_error();
-    expect_same_rows(call.output(), expected, "several sessions");
+    call.args.contexts = contexts.data();
+    session_->attend(call.args);
+    expect_same_rows(call.output(), expected, "several contexts");
   }
   // Requests that are served together may be cut otherwise than alone.
   void expect_same_rows(const Output& found, const Output& expected, const char* what) const {
@@ -471,8 +470,9 @@ class Property {
     options.budget = 1;
     options.keep = 0;
     runtime::Session whole(*index_, options);
+    runtime::Session dense(*index_, dense_options());
     const Output found = attend(whole, layer, queries_[layer]);
-    expect_close(found, attend(*dense_, layer, queries_[layer]), c_, "budget 1");
+    expect_close(found, attend(dense, layer, queries_[layer]), c_, "budget 1");
     EXPECT_EQ(whole.stats(layer).delivered_keep, oracle_->view(layer).slots > 0 ? 1 : 0);
   }
 
@@ -490,7 +490,7 @@ class Property {
   std::string path_, base_;
   std::optional<PropertyOracle> oracle_;
   std::optional<runtime::Index> index_;
-  std::optional<runtime::Session> session_, dense_;
+  std::optional<runtime::Session> session_;
   std::vector<Queries> queries_;  // [layers]
   std::vector<Output> outputs_;   // [layers]
 };

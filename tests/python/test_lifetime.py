@@ -104,22 +104,6 @@ def test_threads_take_turns(heads):
     assert not failures
 
 
-def test_two_calls_over_the_same_sessions_do_not_lock_each_other_out(heads):
-    a, b = (sqz.Session(heads, selector="dense", threads=1) for _ in range(2))
-    q = queries(heads.info, 2)
-
-    def serve(sessions):
-        for _ in range(500):
-            sqz.attend(sessions, 0, q, indptr=[0, 1, 2])
-
-    threads = [threading.Thread(target=serve, args=(pair,), daemon=True) for pair in ([a, b], [b, a])]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-
-
 @pytest.mark.parametrize("path, sentence", [
     ("/nowhere/libsqz.so.0.2", "ImportError: libsqz cannot be loaded: /nowhere/libsqz.so.0.2"),
     ("libc.so.6", "ImportError: libsqz is too old for this module")])

@@ -26,11 +26,11 @@ def test_options(index, options, error, sentence):
         sqz.Session(index, **options)
 
 
-def test_what_is_no_index_or_session(index):
+def test_what_is_no_index_or_context(index):
     with pytest.raises(TypeError, match="index: found str, expected an Index"):
         sqz.Session("manual.sqz", selector="dense")
-    with pytest.raises(TypeError, match=r"sessions\[0\]: found Index, expected a Session or None"):
-        sqz.attend([index], 0, queries(index.info, 1))
+    with pytest.raises(TypeError):
+        sqz.Session(index, selector="dense").attend(0, queries(index.info, 1), contexts=[index])
 
 
 Q = np.zeros((3, 1, 8), np.float32)

@@ -1,37 +1,70 @@
-"""Several sessions in one call, rows without a context, and merging states."""
+"""Several contexts in one call, rows without a context, and merging states."""
 
 import numpy as np
 import pytest
 
 import sqz
-from conftest import SEEDS, attention, queries
+from conftest import SEEDS, Stored, attention, queries
 
 
-def test_a_session_for_each_request(heads):
-    dense = sqz.Session(heads, selector="dense")
+def test_a_context_for_each_request(heads):
+    session = sqz.Session(heads, selector="dense")
     with sqz.Index(SEEDS / "buckets.sqz") as again:
-        other = sqz.Session(again, selector="window", budget=0.9)
+        session.put(3, again)
         q = queries(heads.info, 5)
         out, lse = np.full_like(q, 7), np.full(q.shape[:2], 7, np.float32)
-        result = sqz.attend([dense, None, other], 1, q, out, lse, indptr=[0, 2, 3, 5])
+        result = session.attend(1, q, out, lse, indptr=[0, 2, 3, 5], contexts=[0, None, 3])
         assert result[0] is out and result[1] is lse
-        for session, rows in ((dense, slice(0, 2)), (other, slice(3, 5))):
-            expected_out, expected_lse = session.attend(1, q[rows])
+        for slot, rows in ((0, slice(0, 2)), (3, slice(3, 5))):
+            expected_out, expected_lse = session.attend(1, q[rows], contexts=[slot])
             np.testing.assert_array_equal(out[rows], expected_out)
             np.testing.assert_array_equal(lse[rows], expected_lse)
         assert np.isneginf(lse[2]).all() and not out[2].any()
+    assert session.stats(slot=3).selections == 2
+    session.put(3, None)
+    with pytest.raises(sqz.Error, match=r"contexts\[0\]: found slot 3, expected one that has an index"):
+        session.attend(1, q, contexts=[3])
 
 
-def test_sessions_that_do_not_fit(heads, index):
+def test_contexts_that_do_not_fit(heads, index):
     dense, q = sqz.Session(heads, selector="dense"), queries(heads.info, 2)
-    with pytest.raises(ValueError, match="sessions: found 1, expected 2, one for each request"):
-        sqz.attend([dense], 0, q, indptr=[0, 1, 2])
+    with pytest.raises(ValueError, match="contexts: found those of 1 requests, expected 2"):
+        dense.attend(0, q, indptr=[0, 1, 2], contexts=[0])
     with pytest.raises(sqz.Error, match="another model") as raised:
-        sqz.attend([dense, sqz.Session(index, selector="dense")], 0, q, indptr=[0, 1, 2])
+        dense.put(1, index)
     assert raised.value.status == 6
+    with pytest.raises(TypeError, match="index: found str"):
+        dense.put(1, "a.sqz")
+    with pytest.raises(sqz.Error, match=r"contexts_each: found 2, expected 0 to 1, the session's max_contexts"):
+        dense.attend(0, q, contexts=[[sqz.Context(0), sqz.Context(0)]])
     dense.close()
     with pytest.raises(sqz.Error, match="found a closed session"):
-        sqz.attend([dense, None], 0, q, indptr=[0, 1, 2])
+        dense.put(1, heads)
+
+
+def turned(rows, positions):
+    """Rows [..., dim] turned by RoPE, in pairs (i, i + dim / 2), theta 10,000."""
+    half = rows.shape[-1] // 2
+    angles = positions * 10000.0 ** (-np.arange(half) / half)
+    a, b = rows[..., :half], rows[..., half:]
+    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1)
+
+
+def test_documents_one_behind_the_other(heads):
+    """As one text whose second half are the same keys, turned, without its first tokens."""
+    info = heads.info
+    session, q = sqz.Session(heads, selector="dense", max_contexts=3), queries(info, 3)
+    session.put(1, heads)
+    both = [sqz.Context(0), sqz.Context(1, offset=info.tokens, skip=info.sink)]
+    out, lse = session.attend(1, q, indptr=[0, 2, 3], contexts=[both, None])
+    keys, values = Stored(info.path).keys_and_values(1)
+    assert info.sink > 0
+    later = turned(keys[:, info.sink:], info.tokens)
+    expected_out, expected_lse = attention(np.concatenate([keys, later], 1),
+                                           np.concatenate([values, values[:, info.sink:]], 1), q, info.attention_scale)
+    np.testing.assert_allclose(out[:2], expected_out[:2], atol=1e-4)
+    np.testing.assert_allclose(lse[:2], expected_lse[:2], atol=1e-4)
+    assert np.isneginf(lse[2]).all() and not out[2].any()
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(np.float32, 1e-5), (np.float16, 2e-3)])

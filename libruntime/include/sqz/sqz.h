@@ -16,8 +16,13 @@
  * nothing aborts, no signal handler is installed. After an error, outputs are unspecified and
  * handles valid.
  *
- * Threads. An index may be used from any number of threads. A session serves one call at a time;
- * use one session per thread (they share the index).
+ * Contexts. A session serves any number of indexes of one model: each has a slot. A call names for
+ * each of its requests the slots that it attends to, none, one or several documents one behind the
+ * other.
+ *
+ * Threads. An index may be used from any number of threads. A session serves one call at a time:
+ * other calls with it wait, those that fill and empty slots, too. Use one session per thread (they
+ * share the index).
  *
  * Fork. A child process may use an index that was opened before fork(), as long as no other thread
  * was inside this library then: it shares the mapped pages with its parent. Sessions and uploads
@@ -158,6 +163,7 @@ typedef struct sqz_index_info {
   const char* tokens_hash;       /* XXH3-64 of the token ids as little-endian int32, hexadecimal */
   int64_t page_size;             /* tokens of a page; 0 = no pages */
   int32_t dtype_bits;            /* 16 */
+  int32_t composes; /* 1: it can stand behind another context, see sqz_context.offset */
 } sqz_index_info;
 
 SQZ_API sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info);
@@ -260,7 +266,12 @@ typedef struct sqz_session_options {
   int64_t layer_scale_count;  /* entries of layer_scales; 0 without them */
   int64_t first_kv_head, kv_heads; /* the range to serve; kv_heads 0 = all from the first on. On
                                       CUDA both 0, or the range that was uploaded */
+  int32_t max_contexts; /* most contexts of one request, 1 to SQZ_MOST_CONTEXTS; 0 = 1. Above 1, a
+                           session has memory for a second copy of queries and outputs */
 } sqz_session_options;
+
+#define SQZ_MOST_CONTEXTS 8
+#define SQZ_MOST_SLOTS 65536
 
 /* Checks the index's offsets (SQZ_CORRUPT), resolves thresholds for the asked budget, allocates
  * everything and starts the threads. If the budget cannot even pay for centroids, sinks and recent
@@ -271,6 +282,27 @@ SQZ_API sqz_status sqz_session_create(sqz_index* index, const sqz_session_option
                                       sqz_session** session);
 SQZ_API void sqz_session_destroy(sqz_session* session);
 
+/* Puts an index into a slot, 0 to SQZ_MOST_SLOTS - 1, in place of the one that is there. Null
+ * empties the slot. sqz_session_create() fills slot 0. The session's options hold for all its
+ * indexes; each has its own thresholds and its own stats, which begin at 0. SQZ_MISMATCH: an index
+ * of another model; else the errors of sqz_session_create(), after which the slot is as before. On
+ * CUDA the index must have been uploaded, and the work under way that reads the old one is waited
+ * for. */
+SQZ_API sqz_status sqz_session_put(sqz_session* session, int64_t slot, sqz_index* index);
+
+/* A context as a request sees it. Documents whose keys were made apart can stand one behind the
+ * other, because RoPE depends on differences of positions alone: the session turns the queries back
+ * by `offset` for this context, whose keys stay as they are. Questions that need several documents
+ * at once lose more than others, since no document's keys have seen another. */
+typedef struct sqz_context {
+  int32_t slot;   /* an empty one is SQZ_INVALID_ARGUMENT; -1 = no context */
+  int32_t skip;   /* first tokens that are left out, at most the index's `sink`: 4 for all but the
+                     first document of a request, whose sinks serve all */
+  int64_t offset; /* position of the context's first token, 0 or more. Above 0, max_contexts must be
+                     above 1, the index must say how the model turns its keys, and the model must
+                     not have sliding windows (SQZ_UNSUPPORTED) */
+} sqz_context;
+
 typedef struct sqz_attend_args {
   uint32_t struct_size; /* sizeof(sqz_attend_args) */
   int64_t layer;        /* 0 .. layers - 1 */
@@ -278,19 +310,19 @@ typedef struct sqz_attend_args {
   sqz_tensor* out;      /* [T, Hq, d] dtype of q */
   sqz_tensor* lse; /* [T, Hq] f32, any strides above 0; of scale * q.k over the keys that were read
                       or approximated. Without such keys it is -infinity, and out is 0 */
-  const int64_t* positions; /* [T] token positions of the queries, each >= N. Layers with a sliding
-                               window need them; else null is fine. Host memory, as indptr */
+  const int64_t* positions; /* [T] token positions of the queries, each >= N, or >= offset + N.
+                               Layers with a sliding window need them; else null is fine. Host
+                               memory, as indptr */
   const int64_t* indptr; /* [requests + 1] first token of each request in q: 0, ..., T; null = one
                             request. Tokens of different requests never share a selection */
   int64_t requests;
   void* stream; /* cudaStream_t on CUDA (null = the default stream); null on the CPU */
   const sqz_tensor* q_before_rope; /* [T, Hq, d] dtype of q: the same queries before RoPE, for
                                       selector saap; null = undo RoPE at `positions` */
-  sqz_session* const* sessions;    /* [requests] the session of each request, in place of `session`,
-                                      which may be null. They have one model and one device, and may
-                                      have several indexes. A request whose entry is null has no
-                                      context: lse = -infinity, out = 0. Neighbours with the same
-                                      session are served together. null = `session` serves all */
+  const sqz_context* contexts; /* [requests, contexts_each] of each request, in host memory; null =
+                                  each attends to slot 0. Without a context lse = -infinity and
+                                  out = 0. Neighbours with equal contexts are served together */
+  int64_t contexts_each;       /* 1 to max_contexts; 0 = 1 */
 } sqz_attend_args;
 
 /* Computes the state (out, lse) of each query over the fixed context. q, out and lse must not share
@@ -319,10 +351,11 @@ typedef struct sqz_run {
   uint32_t length; /* slots */
 } sqz_run;
 
-/* Gives the runs that sqz_attend() would read for the first block of `args`, without touching out
- * and lse: for KV head h, runs[indptr[h]] .. runs[indptr[h + 1] - 1], ascending, neighbours merged.
- * `capacity` is the room in `runs`. If it is too small, it returns SQZ_INVALID_ARGUMENT, and *count
- * is the need. indptr: [Hkv + 1]. For tests, and for engines that have their own kernel. */
+/* Gives the runs that sqz_attend() would read of the first context for the first block of `args`,
+ * without touching out and lse: for KV head h, runs[indptr[h]] .. runs[indptr[h + 1] - 1],
+ * ascending, neighbours merged. `capacity` is the room in `runs`. If it is too small, it returns
+ * SQZ_INVALID_ARGUMENT, and *count is the need. indptr: [Hkv + 1]. For tests, and for engines that
+ * have their own kernel. */
 SQZ_API sqz_status sqz_select(sqz_session* session, const sqz_attend_args* args, sqz_run* runs,
                               int64_t capacity, int64_t* indptr, int64_t* count);
 
@@ -348,10 +381,11 @@ typedef struct sqz_stats {
                         and single tokens that the others do not serve); "" before the first call */
 } sqz_stats;
 
-/* Totals since creation or the last reset, of one layer, or of all with layer = -1. A session on a
- * GPU counts the calls whose work has ended: wait for your stream first. Neither function waits for
- * other work on the GPU. */
-SQZ_API sqz_status sqz_session_stats(const sqz_session* session, int64_t layer, sqz_stats* stats);
+/* Totals of the index in a slot since it was put there or the last reset, of one layer, or of all
+ * with layer = -1. A session on a GPU counts the calls whose work has ended: wait for your stream
+ * first. Neither function waits for other work on the GPU. Reset: of all slots. */
+SQZ_API sqz_status sqz_session_stats(const sqz_session* session, int64_t slot, int64_t layer,
+                                     sqz_stats* stats);
 SQZ_API sqz_status sqz_session_reset_stats(sqz_session* session);
 
 #ifdef __cplusplus

@@ -91,6 +91,12 @@ class Session {
     handle_.reset(handle);
   }
 
+  // Into a slot; the index may be destroyed before the session.
+  void put(int64_t slot, const Index& index) {
+    check(sqz_session_put(handle_.get(), slot, index.handle()));
+  }
+  void empty(int64_t slot) { check(sqz_session_put(handle_.get(), slot, nullptr)); }
+
   void attend(const sqz_attend_args& args) { check(sqz_attend(handle_.get(), &args)); }
 
   // Runs of the first block, per KV head: see sqz_select().
@@ -111,10 +117,10 @@ class Session {
     return heads;
   }
 
-  // Totals of one layer, or of all with -1.
-  sqz_stats stats(int64_t layer = -1) const {
+  // Totals of one layer, or of all with -1, of the index in a slot.
+  sqz_stats stats(int64_t layer = -1, int64_t slot = 0) const {
     auto stats = make<sqz_stats>();
-    check(sqz_session_stats(handle_.get(), layer, &stats));
+    check(sqz_session_stats(handle_.get(), slot, layer, &stats));
     return stats;
   }
   void reset_stats() { check(sqz_session_reset_stats(handle_.get())); }

@@ -1,15 +1,19 @@
-"""sqz in vLLM: every request is answered as if the index's fixed context stood in front of it.
+"""sqz in vLLM: every request is answered as if fixed contexts of a library of indexes stood in front of it.
 
-    SQZ_INDEX=manual.sqz SQZ_BUDGET=0.125 vllm serve MODEL --attention-backend CUSTOM --max-model-len 8192
+    SQZ_CONTEXTS=indexes/ SQZ_BUDGET=0.125 vllm serve MODEL --attention-backend CUSTOM --max-model-len 8192
 
-vLLM loads this plug-in from entry-point group `vllm.general_plugins` in each of its processes. Without SQZ_INDEX it
-does nothing. Prompts hold what follows the context: the context takes no blocks of vLLM's cache, and its tokens are
-neither counted nor computed. Each further variable is an argument of sqz.Session: see sqz.vllm.options.
+vLLM loads this plug-in from entry-point group `vllm.general_plugins` in each of its processes. A request names its
+context, moby for indexes/moby.sqz, or several, one behind the other: `"vllm_xargs": {"sqz_context": ["moby", "log"]}`.
+SQZ_INDEX is the index of requests that name none. Without both variables the plug-in does nothing. Prompts hold what
+follows the contexts: these take no blocks of vLLM's cache, and their tokens are neither counted nor computed. Each
+further variable is an argument of sqz.Session: see sqz.vllm.options.
 """
 
 from __future__ import annotations
 
 import os
+
+import sqz
 
 from .options import Options
 
@@ -17,10 +21,10 @@ _registered: Options | None = None
 
 
 def register() -> None:
-    """Makes vLLM serve from the index that SQZ_INDEX names, which is opened once in this process.
+    """Makes vLLM serve from the indexes that SQZ_INDEX and SQZ_CONTEXTS name.
 
-    Twice is once. Raises sqz.Error, with what is wrong, if the index cannot be opened, and ValueError if this process
-    serves with other options already.
+    Twice is once. Raises sqz.Error, with what is wrong, if the first index cannot be opened, and ValueError if there is
+    none or if this process serves with other options already.
     """
     global _registered
     options = Options.from_environment(os.environ)
@@ -29,18 +33,21 @@ def register() -> None:
     if _registered is not None:
         raise ValueError(f"SQZ_INDEX and its options: found {options}, but this process serves with {_registered}: "
                          "use another process")
-    tokens = options.opened.info.tokens
+    sqz.Index(options.library.first().path).close()
+    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # whose positions cannot be moved from outside
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from . import rope, startup
+    from . import frontend, runner, server, startup
 
     if current_platform.is_cpu():
         register_backend(AttentionBackendEnum.CPU_ATTN, "sqz.vllm.cpu.Backend")  # vLLM takes no other on a CPU
     else:
         register_backend(AttentionBackendEnum.CUSTOM, "sqz.vllm.cuda.Backend")
     startup.check_configurations(options)
-    rope.begin_at(tokens)
+    runner.install()
+    frontend.install()
+    server.install()
     _registered = options
 
 

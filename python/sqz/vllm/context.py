@@ -1,9 +1,10 @@
-"""The fixed context in one process of vLLM: index, session, and its part of each layer's attention."""
+"""The fixed contexts in one process of vLLM: session, slots, and their part of each layer's attention."""
 
 from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,39 +13,87 @@ import torch
 
 import sqz
 
-from . import registered, rope
-from .options import Options, identity
+from . import registered
+from .library import MOST, identity
+from .options import Options
+
+CONTEXTS = "sqz_slots"  # of a request's extra_args: a list of (slot, offset, skip), one a context
+TOKENS = "sqz_tokens"  # of all its contexts
 
 
-class Context:
-    """Index and session of this process. One tensor-parallel rank holds and serves its own KV heads."""
+class Table:
+    """Session and indexes of this process. One tensor-parallel rank holds and serves its own KV heads."""
 
     def __init__(self, options: Options, config: Any) -> None:
         """config: vllm.config.VllmConfig of the model that is being made."""
         rank, ranks = config.parallel_config.rank, config.parallel_config.tensor_parallel_size
-        self.index = options.opened
-        found, expected = identity(self.index), getattr(config, "sqz_identity", None)
-        if expected not in (None, found):
-            raise ValueError(f"{options.index}: found {found}, expected {expected}: the index was replaced while vLLM "
-                             "started. Start it again")
-        heads = self.index.info.kv_heads // ranks
-        where: dict[str, Any] = {"kv_heads": None if ranks == 1 else (rank % ranks * heads, heads)}
-        if config.device_config.device_type == "cuda":
-            where["device"] = torch.cuda.current_device()
-            self.index.upload(**where)
+        first = sqz.Index(options.library.first().path)
+        self._check(first, getattr(config, "sqz_identity", None))
+        heads = first.info.kv_heads // ranks
+        self._where: dict[str, Any] = {"kv_heads": None if ranks == 1 else (rank % ranks * heads, heads)}
+        self._on_gpu = config.device_config.device_type == "cuda"
+        if self._on_gpu:
+            self._where["device"] = torch.cuda.current_device()
+            first.upload(**self._where)
         with all_cores():
-            self.session = sqz.Session(self.index, max_tokens=config.scheduler_config.max_num_batched_tokens,
-                                       **where, **options.session)
+            self.session = sqz.Session(first, max_tokens=config.scheduler_config.max_num_batched_tokens,
+                                       max_contexts=MOST if options.contexts else 1, **self._where, **options.session)
+        self._indexes: dict[int, sqz.Index] = {0: first}
+        self._loading: dict[int, threading.Thread] = {}
+        self._failed: dict[int, str] = {}
 
-    def add(self, layer: str, query: torch.Tensor, output: torch.Tensor, lse: torch.Tensor, indptr: list[int]) -> None:
-        """Merges the attention over the context into (output, lse), the attention over what follows it.
+    def _check(self, index: sqz.Index, expected: str | None) -> None:
+        found = identity(index)
+        if expected not in (None, found):
+            raise ValueError(f"{index.info.path}: found {found}, expected {expected}: the index was replaced while vLLM "
+                             "opened it. Ask again, or start it again")
+
+    def put(self, slot: int, path: str, expected: str) -> None:
+        """Begins to load an index; ready() says when it is in its slot."""
+        def load() -> None:
+            try:
+                index = sqz.Index(path)
+                self._check(index, expected)
+                if self._on_gpu:
+                    index.upload(**self._where)
+                self.session.put(slot, index)
+                self._indexes[slot] = index
+            except Exception as error:  # it belongs to the request that waits
+                self._failed[slot] = str(error)
+
+        self._failed.pop(slot, None)
+        self._loading[slot] = threading.Thread(target=load, name=f"sqz slot {slot}")
+        self._loading[slot].start()
+
+    def ready(self, slot: int) -> bool:
+        """Whether the index is in its slot. ValueError if it cannot be loaded."""
+        thread = self._loading[slot]
+        if thread.is_alive():
+            return False
+        if slot in self._failed:
+            raise ValueError(self._failed[slot])
+        return True
+
+    def drop(self, slot: int) -> None:
+        """Empties a slot, once it is loaded."""
+        if thread := self._loading.pop(slot, None):
+            thread.join()
+        self.session.put(slot, None)
+        if index := self._indexes.pop(slot, None):
+            index.close()
+
+    def add(self, layer: str, query: torch.Tensor, output: torch.Tensor, lse: torch.Tensor, indptr: list[int],
+            contexts: sqz.Contexts | None) -> None:
+        """Merges the attention over the contexts into (output, lse), the attention over what follows them.
 
         layer: its name in vLLM, "model.layers.3.self_attn.attn". query, output: [tokens, heads, head_dim], which may
         be more tokens than the requests have: those are left alone. lse: [tokens, heads] float32, natural logarithm,
-        any strides. indptr: the requests' first tokens, and the end of the last.
+        any strides. indptr: the requests' first tokens, and the end of the last. contexts: of the requests; None: the
+        first index.
         """
         tokens = indptr[-1]
-        out, out_lse = self.session.attend(number_of(layer), query[:tokens].contiguous(), indptr=indptr)
+        out, out_lse = self.session.attend(number_of(layer), query[:tokens].contiguous(), indptr=indptr,
+                                           contexts=contexts)
         sqz.merge_states(output[:tokens], lse[:tokens], out, out_lse)
 
 
@@ -57,17 +106,17 @@ def number_of(layer: str) -> int:
     return numbers[0]
 
 
-_context: Context | None = None
+_table: Table | None = None
 
 
-def context() -> Context:
-    """The process's context, made by its first layer, before vLLM measures how much memory is left for its cache."""
-    global _context
-    if _context is None:
+def table() -> Table:
+    """The process's table, made by its first layer, before vLLM measures how much memory is left for its cache."""
+    global _table
+    if _table is None:
         from vllm.config import get_current_vllm_config
 
-        _context = Context(registered(), get_current_vllm_config())
-    return _context
+        _table = Table(registered(), get_current_vllm_config())
+    return _table
 
 
 def refuse_layer(num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: Any,
@@ -85,15 +134,16 @@ def refuse_layer(num_heads: int, head_size: int, scale: float, num_kv_heads: int
 
 
 class Requests:
-    """Of an AttentionMetadataBuilder: its metadata also have `indptr`, the requests' first tokens on the host."""
+    """Of an AttentionMetadataBuilder: its metadata also have `indptr`, the requests' first tokens on the host, and
+    `contexts`, theirs."""
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
-        if not rope.shifted:
-            raise ValueError("sqz cannot serve this with vLLM: the model has no rotary embedding, so its positions "
-                             "cannot begin after the context")
+        from . import runner
+
         metadata = super().build(0, common_attn_metadata, fast_build)  # type: ignore[misc]
         starts = common_attn_metadata.query_start_loc_cpu[:common_attn_metadata.num_reqs + 1].tolist()
         metadata.indptr = list(dict.fromkeys(starts))  # a padded request has no token
+        metadata.contexts = runner.contexts_of(len(metadata.indptr) - 1)
         return metadata
 
     def use_cascade_attention(self, *_: Any, **__: Any) -> bool:

@@ -20,7 +20,7 @@ class Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         context.refuse_layer(*arguments, **named)
-        self.context = context.context()
+        self.table = context.table()
 
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                            slot_mapping: torch.Tensor) -> None:
@@ -37,7 +37,7 @@ class Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
         for request, (first, last) in enumerate(pairwise(indptr)):
             output[first:last], lse[first:last] = plain_cache.attend(
                 query[first:last], kv_cache, attn_metadata.block_table[request], lengths[request], self.scale)
-        self.context.add(layer.layer_name, query, output, lse, indptr)
+        self.table.add(layer.layer_name, query, output, lse, indptr, attn_metadata.contexts)
         return output
 
 

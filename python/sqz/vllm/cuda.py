@@ -10,19 +10,21 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import (FlashAttentionBackend, FlashAttentionImpl,
                                                    FlashAttentionMetadataBuilder, flash_attn_varlen_func)
 
-from . import context
+from . import context, registered
 
 
 class Builder(context.Requests, FlashAttentionMetadataBuilder):  # type: ignore[misc]
-    # sqz takes the requests' first tokens from the host, so a graph fixes them: 0, 1, 2, ... for one token each.
-    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    # sqz takes the requests' first tokens and contexts from the host, so a graph fixes them: 0, 1, 2, ... for one token
+    # each, of the only index. With a library steps run in piecewise graphs.
+    _cudagraph_support = (AttentionCGSupport.NEVER if registered().contexts
+                          else AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE)
 
 
 class Impl(FlashAttentionImpl):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         context.refuse_layer(*arguments, **named)
-        self.context = context.context()
+        self.table = context.table()
 
     def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                 attn_metadata: Any, output: torch.Tensor, output_scale: torch.Tensor | None = None,
@@ -38,7 +40,7 @@ class Impl(FlashAttentionImpl):  # type: ignore[misc]
             max_seqlen_k=attn_metadata.max_seq_len, softmax_scale=self.scale, causal=True,
             block_table=attn_metadata.block_table, scheduler_metadata=attn_metadata.scheduler_metadata,
             num_splits=attn_metadata.max_num_splits, fa_version=self.vllm_flash_attn_version, return_softmax_lse=True)
-        self.context.add(layer.layer_name, query, output, lse.T, attn_metadata.indptr)
+        self.table.add(layer.layer_name, query, output, lse.T, attn_metadata.indptr, attn_metadata.contexts)
         return output
 
 

@@ -1,4 +1,4 @@
-"""What the environment says about the index and how to read it."""
+"""What the environment says about the indexes and how to read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import sqz
+from .library import Library
 
 # Arguments of sqz.Session that SQZ_<NAME> sets. The device, its share of the heads, and the most tokens are vLLM's.
 SESSION_ARGUMENTS = ("selector", "budget", "keep", "thresholds", "rule", "levels", "block",
@@ -17,30 +17,33 @@ SESSION_ARGUMENTS = ("selector", "budget", "keep", "thresholds", "rule", "levels
 
 @dataclass(frozen=True)
 class Options:
-    """The index's path and the arguments of its sessions."""
+    """Paths of the indexes and the arguments of their session."""
 
-    index: str
+    index: str = ""  # of requests that name no context; "" = none
+    contexts: str = ""  # the library's folder; "" = none
+    memory: int = 0  # bytes of indexes that are held at once; 0 = what there is
+    write: bool = False  # clients may add and drop files of the folder
     session: dict[str, Any] = field(default_factory=dict)
+
+    @functools.cached_property
+    def library(self) -> Library:
+        return Library(self.index, self.contexts)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Options | None:
-        """SQZ_INDEX and the session's arguments: numbers, true, false and arrays as in JSON, else a word. None without
-        SQZ_INDEX."""
-        index = environment.get("SQZ_INDEX", "")
-        if not index:
+        """SQZ_INDEX, SQZ_CONTEXTS, SQZ_CONTEXTS_WRITE, SQZ_MEMORY ("40e9"), and the session's arguments: numbers, true,
+        false and arrays as in JSON, else a word. None without an index and a folder."""
+        index, contexts = environment.get("SQZ_INDEX", ""), environment.get("SQZ_CONTEXTS", "")
+        if not index and not contexts:
             return None
-        return cls(index, {name: _value(environment[variable]) for name in SESSION_ARGUMENTS
-                           if (variable := f"SQZ_{name.upper()}") in environment})
-
-    @functools.cached_property
-    def opened(self) -> sqz.Index:
-        """The index. It stays open, so that a file that takes its name meanwhile is not served."""
-        return sqz.Index(self.index)
-
-
-def identity(index: sqz.Index) -> str:
-    """What must be equal in all processes of an engine."""
-    return f"{index.info.tokens} tokens with the hash {index.info.tokens_hash}"
+        memory = environment.get("SQZ_MEMORY", "0")
+        try:
+            held = int(float(memory))
+        except (ValueError, OverflowError):
+            raise ValueError(f"SQZ_MEMORY: found {memory!r}, expected a number of bytes, such as 40e9") from None
+        return cls(index, contexts, held, environment.get("SQZ_CONTEXTS_WRITE", "") not in ("", "0"),
+                   {name: _value(environment[variable]) for name in SESSION_ARGUMENTS
+                    if (variable := f"SQZ_{name.upper()}") in environment})
 
 
 def _value(text: str) -> Any:

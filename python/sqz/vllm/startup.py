@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 import sqz
 from sqz.transformers.fingerprint import check_match, describe, max_positions
 
-from .options import Options, identity
+from .library import identity
+from .options import Options
 
 KV_TYPES = ("auto", "float32", "float16", "bfloat16")
 
@@ -38,20 +39,22 @@ def check(config: Any, options: Options, on_cpu: bool) -> None:
 
     Raises ValueError, or sqz.Error for an index that cannot be used.
     """
-    index = options.opened
+    first = options.library.first()
+    index = sqz.Index(first.path)
     sqz.Session(index, max_tokens=1, **options.session).close()  # unknown arguments, a budget that cannot be met
     check_same_model(config, index)
-    refuse(config, index.info, on_cpu)
-    config.sqz_identity = identity(index)
+    refuse(config, index.info, on_cpu, options)
+    config.sqz_identity, config.sqz_first = identity(index), (first, index.info)
 
 
-def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool) -> None:
+def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool, options: Options) -> None:
     """Raises ValueError for what sqz cannot do in vLLM, whatever the index."""
     model, text = config.model_config, config.model_config.hf_text_config
     parallel, backend = config.parallel_config, config.attention_config.backend
     window, ranks = model.get_sliding_window(), parallel.tensor_parallel_size
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
-    positions, longest = max_positions(text), info.tokens + model.max_model_len
+    tokens = info.tokens if options.index else 0
+    positions, longest = max_positions(text), tokens + model.max_model_len
     cache_type, name = config.cache_config.cache_dtype, "not given" if backend is None else backend.name
     for found, what, instead in (
         (info.partition == "buckets", "attention layers of vLLM do not see queries before RoPE, as buckets need",
@@ -63,7 +66,7 @@ def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool) -> None:
          "expected none"),
         (0 < positions < longest, f"the context has {info.tokens} tokens and --max-model-len is {model.max_model_len}, "
          f"together {longest}, and the model has {positions} positions",
-         f"set --max-model-len to at most {positions - info.tokens}"),
+         f"set --max-model-len to at most {positions - tokens}"),
         (not on_cpu and name != "CUSTOM", f"the attention backend is {name}", "set --attention-backend CUSTOM"),
         (cache_type not in KV_TYPES, f"--kv-cache-dtype is {cache_type}", f"expected one of {', '.join(KV_TYPES)}"),
         (config.speculative_config is not None, "speculative decoding is on, and a draft does not see the context",
@@ -74,6 +77,11 @@ def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool) -> None:
          "leave --kv-transfer-config out"),
         (info.kv_heads % ranks != 0, f"{ranks} ranks of tensor parallelism cannot share {info.kv_heads} KV heads",
          f"set --tensor-parallel-size to a divisor of {info.kv_heads}"),
+        (bool(options.contexts) and (getattr(parallel, "data_parallel_size", 1) != 1
+                                     or getattr(parallel, "_api_process_count", 1) != 1),
+         "a library has one front end, and there are several", "leave out --data-parallel-size and --api-server-count"),
+        (bool(getattr(config, "use_v2_model_runner", False)), "vLLM's Model Runner V2 is on",
+         "leave VLLM_USE_V2_MODEL_RUNNER out or set it to 0"),
         (parallel.world_size != ranks or getattr(parallel, "decode_context_parallel_size", 1) != 1,
          "pipeline or context parallelism is on", "expected tensor parallelism only"),
     ):

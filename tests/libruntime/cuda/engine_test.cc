@@ -51,14 +51,20 @@ TEST_F(CudaEngine, RequestsOfSeveralIndexesAndOfNone) {
     const Tokens* of_cpu = nullptr;
     std::vector<std::unique_ptr<Tokens>> calls;
     for (const bool on_gpu : {false, true}) {
-      runtime::Session first(a, held_budget(0.2, on_gpu)), second(b, held_budget(0.3, on_gpu));
-      sqz_session* sessions[] = {first.handle(), nullptr, second.handle(), second.handle(),
-                                 first.handle()};
+      auto options = held_budget(0.2, on_gpu);
+      options.max_contexts = 2;
+      runtime::Session session(a, options);
+      session.put(1, b);
+      const sqz_context none = {-1, 0, 0}, first = {0, 0, 0}, second = {1, 0, 0},
+                        behind = {1, 2, 6000};
+      const sqz_context contexts[] = {first, behind, none,  none,  second,
+                                      none,  second, first, first, none};
       calls.push_back(std::make_unique<Tokens>(q, kHeads * kGroup, on_gpu));
       calls.back()->args.indptr = indptr.data();
       calls.back()->args.requests = 5;
-      calls.back()->args.sessions = sessions;
-      ASSERT_EQ(sqz_attend(nullptr, &calls.back()->args), SQZ_OK) << sqz_last_error();
+      calls.back()->args.contexts = contexts;
+      calls.back()->args.contexts_each = 2;
+      session.attend(calls.back()->args);
       if (on_gpu) calls.back()->expect_like(*of_cpu);
       of_cpu = calls.front().get();
     }
@@ -157,12 +163,15 @@ TEST_F(CudaEngine, TensorsThatKernelsCannotReadAreRefused) {
 }
 
 TEST_F(CudaEngine, NoRequestNeedsAContext) {
-  sqz_session* none[] = {nullptr};
-  Tokens gpu(queries(3, 4), 4, true);
-  gpu.args.sessions = none;
-  ASSERT_EQ(sqz_attend(nullptr, &gpu.args), SQZ_OK) << sqz_last_error();
-  EXPECT_EQ(gpu.gpu_out(), std::vector<float>(3 * 4 * kDim, 0.0f));
-  EXPECT_EQ(gpu.gpu_lse(), std::vector<float>(3 * 4, -INFINITY));
+  const sqz_context none = {-1, 0, 0};
+  runtime::Index index(path("a"));
+  index.upload();
+  runtime::Session session(index, held_budget(0.2, true));
+  Tokens gpu(queries(3, kHeads * kGroup), kHeads * kGroup, true);
+  gpu.args.contexts = &none;
+  session.attend(gpu.args);
+  EXPECT_EQ(gpu.gpu_out(), std::vector<float>(3 * kHeads * kGroup * kDim, 0.0f));
+  EXPECT_EQ(gpu.gpu_lse(), std::vector<float>(3 * kHeads * kGroup, -INFINITY));
 }
 
 TEST_F(CudaEngine, MergesStatesWhoseLseIsHeadsByTokens) {

@@ -191,10 +191,10 @@ TEST_P(CudaFaults, EachCallOfASessionIsAStatus) {
     const sqz_attend_args& args = serving.calls[call]->args;
     each("select", [&] { session->select(args, kHeads); });
   }
-  sqz_session* sessions[] = {session->handle(), nullptr, session->handle()};
+  const sqz_context contexts[] = {{0, 0, 0}, {-1, 0, 0}, {0, 0, 0}};
   sqz_attend_args mixed = serving.calls[1]->args;
-  mixed.sessions = sessions;
-  each("requests without a context", [&] { runtime::check(sqz_attend(nullptr, &mixed)); });
+  mixed.contexts = contexts;
+  each("requests without a context", [&] { session->attend(mixed); });
   Tokens other(queries(1, kQueryHeads), kQueryHeads, true);
   const sqz_attend_args &a = serving.calls[0]->args, &b = other.args;
   each("merge", [&] { runtime::check(sqz_merge_states(a.out, a.lse, b.out, b.lse)); });

@@ -32,6 +32,7 @@ struct BlockClassify {
   const float* frequencies = nullptr;  // [d / 2] radians a token; null: q is before RoPE
   float shrink = 1;                    // of a query after RoPE: as in RopeUndo
   const int64_t* positions = nullptr;  // [T] host memory, if there are frequencies
+  int64_t offset = 0;                  // which is taken from them
 
   // Workspace.
   float* scores = nullptr;  // [pairs, C] log2 of the shares by size

@@ -93,7 +93,7 @@ Status split_queries(const BlockClassify& call, const Stretch& stretch, cudaStre
   split.lists = stretch.begin == 0 ? lookup.blocks.count * p.kv_heads : 0;
   if (call.frequencies != nullptr) {
     std::transform(call.positions + stretch.begin, call.positions + stretch.end, split.positions,
-                   [](int64_t position) { return static_cast<float>(position); });
+                   [&](int64_t position) { return static_cast<float>(position - call.offset); });
   }
   const auto blocks = static_cast<unsigned>((split.rows + p.group - 1) / p.group);
   return launch_blocks(split_kernel, blocks, kThreads, 0, call.device, stream, split);

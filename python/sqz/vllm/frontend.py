@@ -1,0 +1,162 @@
+"""The front end of vLLM: requests get leases of their contexts, and clients name and list them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import time
+from collections.abc import AsyncIterator, Generator
+from typing import Any
+
+from . import context, registered
+from .leases import Call, Lease, Leases, Resident, Wait, Work
+
+NAME = "sqz_context"  # of vllm_xargs: a name, or several, one behind the other
+SALT = "sqz_salt"
+
+
+def install() -> None:
+    """Patches vLLM's engines for asyncio and for plain code, and its server."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    generate, add_request, step = AsyncLLM.generate, LLMEngine.add_request, LLMEngine.step
+    process_inputs = InputProcessor.process_inputs
+
+    @functools.wraps(generate)
+    async def generate_with(self: Any, prompt: Any, sampling_params: Any, *rest: Any, **named: Any) -> AsyncIterator[Any]:
+        lease = await drive(leases_of(self).acquire(names_of(sampling_params)), self)
+        try:
+            parameters = behind(lease, prompt, sampling_params, self.model_config)
+            async for output in generate(self, prompt, parameters, *rest, **named):
+                yield output
+        finally:
+            leases_of(self).release(lease)
+
+    @functools.wraps(add_request)
+    def add_request_with(self: Any, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:
+        lease = drive_now(leases_of(self).acquire(names_of(params)), self)
+        try:
+            added = add_request(self, request_id, prompt, behind(lease, prompt, params, self.model_config), *rest, **named)
+        except BaseException:
+            leases_of(self).release(lease)
+            raise
+        self.sqz_held[request_id] = lease
+        return added
+
+    @functools.wraps(step)
+    def step_with(self: Any) -> Any:
+        outputs = step(self)
+        for output in outputs:
+            if output.finished and (lease := self.sqz_held.pop(output.request_id, None)):
+                leases_of(self).release(lease)
+        return outputs
+
+    @functools.wraps(process_inputs)
+    def process_inputs_with(self: Any, *arguments: Any, **named: Any) -> Any:
+        request = process_inputs(self, *arguments, **named)
+        extra = getattr(request.sampling_params, "extra_args", None) or {}
+        if SALT in extra:  # a block of vLLM's cache is right after its own contexts alone
+            request.cache_salt = extra[SALT] + (request.cache_salt or "")
+        return request
+
+    AsyncLLM.generate, LLMEngine.add_request, LLMEngine.step = generate_with, add_request_with, step_with
+    InputProcessor.process_inputs = process_inputs_with
+
+
+def leases_of(engine: Any) -> Leases:
+    """Those of an AsyncLLM or LLMEngine."""
+    if not hasattr(engine, "sqz_leases"):
+        options, (first, info) = registered(), engine.vllm_config.sqz_first
+        leases = Leases(options.library, options.memory, info.model_fingerprint)
+        leases.resident[first] = Resident(0, first.bytes, users=int(bool(options.index)), info=info)
+        engine.sqz_leases = leases
+        engine.sqz_held = {}
+        with contextlib.suppress(ImportError, ValueError):  # without prometheus, or another engine of the process counts
+            from prometheus_client import REGISTRY
+
+            from .server import Metrics
+
+            REGISTRY.register(Metrics(engine.sqz_leases))
+    return engine.sqz_leases
+
+
+def names_of(params: Any) -> list[str] | None:
+    """The contexts that a request names; None: it names none. ValueError for anything else."""
+    return names_of_extra(getattr(params, "extra_args", None))
+
+
+def names_of_extra(extra: dict[str, Any] | None) -> list[str] | None:
+    """The same from vllm_xargs."""
+    given = (extra or {}).get(NAME)
+    if isinstance(given, str):
+        given = json.loads(given) if given.startswith("[") else [given]
+    if given is None or (isinstance(given, list) and all(isinstance(name, str) for name in given)):
+        return given
+    raise ValueError(f"{NAME}: found {given!r}, expected a name or a list of names")
+
+
+def behind(lease: Lease, prompt: Any, params: Any, model: Any) -> Any:
+    """The parameters of a request that begins behind its contexts. ValueError if it goes beyond the model's positions."""
+    from sqz.transformers.fingerprint import max_positions
+
+    positions, longest = max_positions(model.hf_text_config), model.max_model_len
+    ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
+    if ids is not None and getattr(params, "max_tokens", None) is not None:
+        longest = min(longest, len(ids) + params.max_tokens)
+    if 0 < positions < lease.tokens + longest:
+        raise ValueError(f"{NAME}: found contexts of {lease.tokens} tokens and a request of up to {longest}, expected at "
+                         f"most {positions} together, the model's positions")
+    if not lease.contexts:
+        return params
+    params = params.clone()
+    params.extra_args = {**(params.extra_args or {}), context.CONTEXTS: [list(one) for one in lease.contexts],
+                         context.TOKENS: lease.tokens, SALT: lease.salt}
+    return params
+
+
+async def drive(steps: Generator[Any, Any, Lease], engine: Any) -> Lease:
+    """Leases.acquire() under asyncio: others go on meanwhile."""
+    go_on: Any = functools.partial(next, steps)
+    while True:
+        try:
+            item = go_on()
+        except StopIteration as end:
+            return end.value
+        try:
+            if isinstance(item, Call):
+                result = await engine.collective_rpc(item.method, args=item.arguments)
+            elif isinstance(item, Work):
+                result = await asyncio.to_thread(item.function)
+            else:
+                result = await asyncio.sleep(0.005)
+            go_on = functools.partial(steps.send, result)
+        except Exception as error:
+            go_on = functools.partial(steps.throw, error)
+
+
+def drive_now(steps: Generator[Any, Any, Lease], engine: Any) -> Lease:
+    """The same in plain code, where no other request ends meanwhile."""
+    go_on: Any = functools.partial(next, steps)
+    while True:
+        try:
+            item = go_on()
+        except StopIteration as end:
+            return end.value
+        try:
+            if item is Wait.ROOM:
+                raise ValueError(f"{NAME}: found more contexts at once than SQZ_MEMORY holds, expected less: give "
+                                 "generate() fewer prompts, or more memory")
+            result = None
+            if isinstance(item, Call):
+                result = engine.collective_rpc(item.method, args=item.arguments)
+            elif isinstance(item, Work):
+                result = item.function()
+            else:
+                time.sleep(0.005)
+            go_on = functools.partial(steps.send, result)
+        except Exception as error:
+            go_on = functools.partial(steps.throw, error)

@@ -1,0 +1,191 @@
+"""Which indexes are in memory. Requests hold leases of them; what nobody holds goes when there is no room, the longest
+unused first.
+
+Whoever runs the engine drives `Leases.acquire()`, a generator: it yields what it needs done, Call or Work, and is sent
+the result, or yields a Wait and is resumed a little later. So the same steps serve asyncio and plain code.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqz
+
+from .library import SINKS, File, Library, identity
+
+MOST_RESIDENT = 256  # indexes
+SLOTS = 65536
+
+
+class Wait(enum.Enum):
+    """What is waited for."""
+
+    ROOM = "other requests to end"
+    LOADING = "an index to be loaded"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method of all workers."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A function that takes long, and may run in another thread."""
+
+    function: Callable[[], Any]
+
+
+@dataclass
+class Resident:
+    """An index that is in a slot, or on its way there."""
+
+    slot: int
+    bytes: int
+    users: int = 0
+    used: int = 0  # when last, counted in leases
+    info: sqz.IndexInfo | None = None  # None: it is being loaded
+    error: Exception | None = None
+
+
+@dataclass
+class Counters:
+    hits: int = 0
+    fetches: int = 0
+    fetched_bytes: int = 0
+    fetch_seconds: float = 0
+    evictions: int = 0
+
+
+@dataclass(frozen=True)
+class Lease:
+    files: tuple[File, ...]
+    contexts: tuple[tuple[int, int, int], ...]  # slot, offset, skip
+    tokens: int  # of all of them: the position of the request's first token
+    salt: str
+
+
+@dataclass
+class Leases:
+    """memory: bytes of the indexes that are held at once; 0 = no limit. model: the fingerprint that all must have.
+    ranks: that share the heads of an index."""
+
+    library: Library
+    memory: int
+    model: str
+    resident: dict[File, Resident] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
+    _clock: int = 0
+    _verified: set[File] = field(default_factory=set)
+
+    def acquire(self, names: list[str] | None) -> Generator[Call | Work | Wait, Any, Lease]:
+        """A lease of the contexts of a request, once all are in memory. Errors say what is wrong with the request."""
+        files = self.library.files(names)
+        wanted = dict.fromkeys(files)
+        needed = sum(file.bytes for file in wanted)
+        if self.memory and needed > self.memory:
+            raise ValueError(f"sqz_context: found indexes of {needed:,} bytes, expected at most the server's "
+                             f"{self.memory:,} (SQZ_MEMORY)")
+        while (drops := self._make_room(wanted)) is None:
+            yield Wait.ROOM
+        missing = []
+        for file in wanted:
+            if file in self.resident:
+                self.counters.hits += 1
+            else:
+                taken = {one.slot for one in self.resident.values()}
+                slot = next(slot for slot in range(SLOTS) if slot not in taken)
+                self.resident[file] = Resident(slot, file.bytes)
+                missing.append(file)
+            self.resident[file].users += 1
+        try:
+            for slot in drops:
+                yield Call("sqz_drop", (slot,))
+            for file in missing:
+                yield from self._load(file)
+            for file in wanted:
+                while self.resident[file].info is None and self.resident[file].error is None:
+                    yield Wait.LOADING
+                if (error := self.resident[file].error) is not None:
+                    raise error
+            return self._lease(files)
+        except BaseException:
+            self._leave(wanted)
+            raise
+
+    def release(self, lease: Lease) -> None:
+        self._leave(dict.fromkeys(lease.files))
+
+    def _leave(self, files: dict[File, None]) -> None:
+        self._clock += 1
+        for file in files:
+            one = self.resident[file]
+            one.users -= 1
+            one.used = self._clock
+            if one.error is not None and one.users == 0:
+                del self.resident[file]
+
+    def _make_room(self, wanted: dict[File, None]) -> list[int] | None:
+        """The slots that go, which are forgotten; None if there is no room until other requests end."""
+        missing = [file for file in wanted if file not in self.resident]
+        free = sorted((file for file, one in self.resident.items() if one.users == 0 and file not in wanted),
+                      key=lambda file: self.resident[file].used)
+        held = sum(one.bytes for one in self.resident.values()) + sum(file.bytes for file in missing)
+        count, go = len(self.resident) + len(missing), []
+        while (self.memory and held > self.memory) or count > MOST_RESIDENT:
+            if not free:
+                return None
+            go.append(free.pop(0))
+            held, count = held - go[-1].bytes, count - 1
+        self.counters.evictions += len(go)
+        return [self.resident.pop(file).slot for file in go]
+
+    def _load(self, file: File) -> Generator[Call | Work | Wait, Any, None]:
+        """Opens and verifies a file, and has all workers put it into its slot. Its error is that of all who wait."""
+        one, begun = self.resident[file], time.monotonic()
+        try:
+            info, what = yield Work(lambda: self._open(file))
+            yield Call("sqz_put", (one.slot, file.path, what))
+            while not all((yield Call("sqz_ready", (one.slot,)))):
+                yield Wait.LOADING
+            one.info = info
+            self.counters.fetches += 1
+            self.counters.fetched_bytes += file.bytes
+            self.counters.fetch_seconds += time.monotonic() - begun
+        except Exception as error:
+            one.error = error
+            yield Call("sqz_drop", (one.slot,))
+        except BaseException:  # whoever drives gives up
+            one.error = RuntimeError(f"{file.path}: loading was given up; ask again")
+            raise
+
+    def _open(self, file: File) -> tuple[sqz.IndexInfo, str]:
+        with sqz.Index(file.path) as index:
+            if index.info.model_fingerprint != self.model:
+                raise ValueError(f"sqz_context: {os.path.basename(file.path)}: found an index of another model, expected "
+                                 "one of the model that is served")
+            if file not in self._verified:
+                index.verify()
+                self._verified.add(file)
+            return index.info, identity(index)
+
+    def _lease(self, files: Sequence[File]) -> Lease:
+        contexts, tokens, salt = [], 0, []
+        for place, file in enumerate(files):
+            one = self.resident[file]
+            assert one.info is not None
+            if place and not one.info.composes:
+                raise ValueError(f"sqz_context: {os.path.basename(file.path)}: found it behind another context, expected "
+                                 "it alone: the model has sliding windows, or its rotary embedding is not described")
+            contexts.append((one.slot, tokens, min(SINKS, one.info.sink) if place else 0))
+            salt.append(f"{one.info.tokens_hash}@{tokens}")
+            tokens += one.info.tokens
+        return Lease(tuple(files), tuple(contexts), tokens, "sqz:" + "+".join(salt))
