@@ -5,7 +5,7 @@ import subprocess
 import threading
 
 import pytest
-from transformers_support import BOOK, NANO, answers, build, load, tool, torch, transformers, whole_answers
+from transformers_support import ANSWER, BOOK, NANO, answers, build, load, tool, torch, transformers, whole_answers
 
 import sqz
 import sqz.transformers
@@ -61,6 +61,57 @@ def test_dense_is_transformers_over_the_whole_context(model, tokenizer, context,
     for text in QUESTIONS:
         expected = whole_answers(model, context, tokens_of(tokenizer, text))
         assert ask([text], {"selector": "dense"}) == expected, text
+
+
+@pytest.fixture(scope="module")
+def log(model, tokenizer, tmp_path_factory):
+    """Another document: its tokens [1, 500] and its index."""
+    folder = tmp_path_factory.mktemp("log")
+    tokens = tokenizer(BOOK.read_text(encoding="utf-8")[90000:96000], return_tensors="pt").input_ids[:, :500]
+    sqz.transformers.capture(model, tokens, folder / "log.h5", tokenizer=tokenizer)
+    return tokens, build(folder / "log.h5", folder / "log.sqz")
+
+
+def greedy(model, cache, first, question):
+    """The answer to a question whose first position is `first`."""
+    found, tokens = [], question
+    with torch.inference_mode():
+        while len(found) < ANSWER:
+            positions = first + torch.arange(tokens.shape[1])[None]
+            logits = model(tokens, past_key_values=cache, position_ids=positions, use_cache=True).logits
+            first += tokens.shape[1]
+            tokens = logits[:, -1:].argmax(-1)
+            found.append(int(tokens))
+    return found
+
+
+def test_each_row_has_its_own_documents(model, tokenizer, index, context, log):
+    """Alone, and one behind the other: as over keys that the model made there, without the sinks of the second."""
+    questions = [tokens_of(tokenizer, text) for text in QUESTIONS[:2]]
+    expected = [[whole_answers(model, tokens, question)[0] for tokens in (context, log[0])] for question in questions]
+    for place, question in enumerate(questions):
+        cache, behind = (transformers.DynamicCache(config=model.config) for _ in range(2))
+        with torch.inference_mode():
+            model(context, past_key_values=cache, logits_to_keep=1)
+            model(log[0], past_key_values=behind, position_ids=TOKENS + torch.arange(500)[None], logits_to_keep=1)
+        for layer, second in zip(cache.layers, behind.layers, strict=True):
+            for name in ("keys", "values"):
+                both = torch.cat([getattr(layer, name), getattr(second, name)[:, :, 4:]], 2)
+                setattr(layer, name, both.half().float())
+        expected[place].append(greedy(model, cache, TOKENS + 500, question))
+    documents = [[0], [1], [0, 1]]
+    with sqz.transformers.FixedContext(model, [index, log[1]], contexts=documents, selector="dense") as fixed:
+        for question, wanted in zip(questions, expected, strict=True):
+            assert answers(model, question.expand(3, -1)) == wanted
+        assert fixed.stats(document=1).selections > 0
+        fixed.contexts = [[2]]
+        with pytest.raises(ValueError, match="found document 2, expected 0 to 1"):
+            answers(model, questions[0])
+        fixed.contexts = [[0], [1]]
+        with pytest.raises(ValueError, match="contexts: found those of 2 rows, expected 3, the rows of the batch"):
+            answers(model, questions[0].expand(3, -1))
+        fixed.contexts = None
+        assert answers(model, questions[0])[0] == expected[0][2]
 
 
 @pytest.mark.parametrize("session", [

@@ -2,22 +2,26 @@
 
 import functools
 import math
+import os
 import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import sqz
 from conftest import SEEDS, python
+from sqz.vllm.library import Library, identity
 from sqz.vllm.options import Options
 
 torch = pytest.importorskip("torch", reason="sqz.vllm is for PyTorch")
 transformers = pytest.importorskip("transformers", reason="sqz.vllm needs transformers, as vLLM does")
 
 from sqz.transformers.fingerprint import fingerprint_of  # noqa: E402
-from sqz.vllm import context, plain_cache, startup  # noqa: E402
+from sqz.vllm import context, frontend, plain_cache, runner, server, startup  # noqa: E402
+from sqz.vllm.leases import Leases  # noqa: E402
 
 NANO = Path(__file__).parents[2] / "examples/models/nano"
 HEADS = SEEDS / "buckets.sqz"  # 132 tokens, 2 layers, 4 query heads, 2 KV heads, head_dim 4
@@ -30,37 +34,30 @@ def test_without_an_index_nothing_is_loaded():
 
 def test_an_index_that_is_not_there_stops_vllm(monkeypatch, tmp_path):
     monkeypatch.setenv("SQZ_INDEX", str(tmp_path / "no.sqz"))
-    with pytest.raises(sqz.Error, match="no.sqz"):
+    with pytest.raises(FileNotFoundError, match="no.sqz"):
         sqz.vllm.register()
-
-
-class Rotary:
-    """As vLLM's RotaryEmbeddingBase."""
-
-    def __init__(self):
-        self.cos_sin_cache = torch.arange(200.0)[:, None].repeat(1, 2)
 
 
 @pytest.fixture
 def plugged(monkeypatch, tmp_path):
     """The plug-in in a vLLM that consists of what it changes, with a copy of an index of 132 tokens."""
     platform = type("Platform", (), {"is_cpu": lambda _: True, "check_and_update_config": classmethod(lambda *_: None)})
-    rotary = type("RotaryEmbeddingBase", (Rotary,), {"__init__": Rotary.__init__})
-    vllm = {"platforms": {"current_platform": platform()}, "v1.attention.backends.registry": {
-        "AttentionBackendEnum": SimpleNamespace(CPU_ATTN=0), "register_backend": lambda *_: None},
-        "model_executor.layers.rotary_embedding.base": {"RotaryEmbeddingBase": rotary}}
-    for name, members in vllm.items():
-        monkeypatch.setitem(sys.modules, "vllm." + name, SimpleNamespace(**members))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform()))
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.registry", SimpleNamespace(
+        AttentionBackendEnum=SimpleNamespace(CPU_ATTN=0), register_backend=lambda *_: None))
+    installed = []
+    for part in (runner, frontend, server):
+        monkeypatch.setattr(part, "install", lambda part=part: installed.append(part))
     monkeypatch.setattr(sqz.vllm, "_registered", None)
     monkeypatch.setenv("SQZ_INDEX", str(shutil.copy(HEADS, tmp_path)))
     monkeypatch.setenv("SQZ_SELECTOR", "dense")
     sqz.vllm.register()
-    return Path(tmp_path / HEADS.name), rotary
+    return Path(tmp_path / HEADS.name), installed
 
 
 def test_registered_twice_is_registered_once(plugged, monkeypatch):
     sqz.vllm.register()
-    assert plugged[1]().cos_sin_cache[0, 0] == 132
+    assert plugged[1] == [runner, frontend, server]
     monkeypatch.setenv("SQZ_INDEX", str(SEEDS / "two_levels.sqz"))
     with pytest.raises(ValueError, match="two_levels.*but this process serves with .*buckets"):
         sqz.vllm.register()
@@ -72,19 +69,113 @@ def test_a_file_that_is_replaced_is_not_served(plugged, monkeypatch, tmp_path):
     monkeypatch.setattr(startup, "check_same_model", lambda *_: None)
     monkeypatch.setattr(startup, "refuse", lambda *_: None)
     startup.check(config, sqz.vllm.registered(), True)
+    first = context.Table(sqz.vllm.registered(), config)
     shutil.copy(SEEDS / "two_levels.sqz", tmp_path / "new.sqz")
     (tmp_path / "new.sqz").replace(plugged[0])
-    assert context.Context(sqz.vllm.registered(), config).index.info.tokens == 132
+    assert first.session.index.info.tokens == 132
     with pytest.raises(ValueError, match="found 32 tokens .*, expected 132 tokens .*: the index was replaced while"):
-        context.Context(Options(str(plugged[0]), {"selector": "dense"}), config)
+        context.Table(Options(str(plugged[0]), session={"selector": "dense"}), config)
 
 
 def test_options_are_read_as_json_or_words():
     environment = {"SQZ_INDEX": "a.sqz", "SQZ_BUDGET": "0.125", "SQZ_SELECTOR": "quest", "SQZ_UNIFORM_LAYERS": "true",
                    "SQZ_LAYER_SCALES": "[1, 2]", "SQZ_LIBRARY": "/lib/libsqz.so.0", "SQZ_DEVICE": "cuda"}
-    assert Options.from_environment(environment) == Options("a.sqz", {
+    assert Options.from_environment(environment) == Options("a.sqz", session={
         "budget": 0.125, "selector": "quest", "uniform_layers": True, "layer_scales": [1, 2]})
     assert Options.from_environment({"SQZ_BUDGET": "0.125"}) is None
+    assert Options.from_environment({"SQZ_CONTEXTS": "b", "SQZ_MEMORY": "4e9", "SQZ_CONTEXTS_WRITE": "1"}) == Options(
+        "", "b", 4_000_000_000, True)
+    with pytest.raises(ValueError, match="SQZ_MEMORY: found 'much', expected a number of bytes"):
+        Options.from_environment({"SQZ_INDEX": "a.sqz", "SQZ_MEMORY": "much"})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A library of a.sqz, b.sqz and sub/c.sqz, with a link and a file of another model."""
+    (tmp_path / "sub").mkdir()
+    for name in ("a", "b", "sub/c"):
+        shutil.copy(HEADS, tmp_path / f"{name}.sqz")
+    shutil.copy(SEEDS / "two_levels.sqz", tmp_path / "other.sqz")
+    (tmp_path / "link.sqz").symlink_to(tmp_path / "a.sqz")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "error"), [
+    ("nope", LookupError), ("../" + HEADS.stem, ValueError), (str(HEADS.with_suffix("")), ValueError), ("", ValueError),
+    ("link", ValueError), ("a\0", ValueError), ("sub", LookupError)])
+def test_names_stay_in_the_folder(folder, name, error):
+    library = Library("", str(folder))
+    assert library.file("sub/c").bytes == HEADS.stat().st_size
+    with pytest.raises(error, match="sqz_context: found"):
+        library.file(name)
+
+
+def test_a_library_lists_its_names(folder):
+    assert Library("", str(folder)).names() == ["a", "b", "other", "sub/c"]
+    with pytest.raises(ValueError, match="found .*nowhere.*, expected a folder"):
+        Library("", str(folder / "nowhere"))
+    with pytest.raises(ValueError, match="the server has one index"):
+        Library(str(HEADS), "").file("a")
+
+
+class Engine:
+    """Drives leases, and has the tables of the workers."""
+
+    def __init__(self, folder, contexts=3):
+        self.leases = Leases(Library("", str(folder)), contexts * HEADS.stat().st_size,
+                             sqz.Index(HEADS).info.model_fingerprint)
+        self.calls = []
+
+    def collective_rpc(self, method, args):
+        self.calls.append((method, args[0]))
+        return [True]
+
+    def acquire(self, *names):
+        return frontend.drive_now(self.leases.acquire(list(names)), self)
+
+
+def test_leases_load_once_and_drop_the_longest_unused(folder):
+    engine = Engine(folder, contexts=2)
+    first = engine.acquire("a")
+    assert first.contexts == ((0, 0, 0),) and first.tokens == 132
+    again = engine.acquire("a")
+    assert [method for method, _ in engine.calls] == ["sqz_put", "sqz_ready"]
+    engine.leases.release(first)
+    engine.leases.release(engine.acquire("b"))
+    with pytest.raises(ValueError, match="more contexts at once than SQZ_MEMORY holds"):
+        held = engine.acquire("b")
+        engine.acquire("sub/c")
+    engine.leases.release(held)
+    third = engine.acquire("sub/c")  # b goes: a is held
+    assert engine.calls[-3:] == [("sqz_drop", 1), ("sqz_put", 1), ("sqz_ready", 1)]
+    for lease in (third, again):
+        engine.leases.release(lease)
+    assert vars(engine.leases.counters) | {"fetch_seconds": 0} == {
+        "requests": 5, "fetches": 3, "fetched_bytes": 3 * HEADS.stat().st_size, "evictions": 1, "fetch_seconds": 0}
+    with pytest.raises(ValueError, match="found indexes of .* bytes, expected at most"):
+        engine.acquire("a", "b", "sub/c")
+
+
+def test_documents_of_a_request_follow_each_other(folder):
+    engine = Engine(folder)
+    both, turned = engine.acquire("a", "sub/c"), engine.acquire("sub/c", "a")
+    assert both.contexts == ((0, 0, 0), (1, 132, 1)) and both.tokens == 264
+    assert turned.contexts == ((1, 0, 0), (0, 132, 1))
+    assert len({both.salt, engine.acquire("a").salt}) == 2
+
+
+def test_what_cannot_be_leased_leaves_nothing(folder):
+    engine = Engine(folder, contexts=9)
+    with pytest.raises(ValueError, match="other.sqz: found an index of another model"):
+        engine.acquire("other")
+    data = bytearray((folder / "b.sqz").read_bytes())
+    data[-1] ^= 1
+    (folder / "b.sqz").write_bytes(data)
+    with pytest.raises(ValueError, match="sqz_context: .*b.sqz"):
+        engine.acquire("a", "b")
+    assert [one.users for one in engine.leases.resident.values()] == [0]  # a
+    os.utime(folder / "a.sqz", ns=(1, 1))  # another file under its name is another context
+    assert engine.acquire("a").contexts == ((1, 0, 0),)
 
 
 def reference(query, keys, values, scale):
@@ -143,13 +234,13 @@ def engine(rank=0, ranks=1, max_model_len=64, **changes):
 def serve(options, queries, own, indptr, **where):
     """Attention over the context and `own` (out, lse), whose lse is laid out [heads, tokens] as FlashAttention's."""
     out, lse = own[0].clone(), own[1].T.contiguous()
-    context.Context(options, engine(**where)).add("model.layers.1.self_attn.attn", queries, out, lse.T, indptr)
+    context.Table(options, engine(**where)).add("model.layers.1.self_attn.attn", queries, out, lse.T, indptr, None)
     return out
 
 
 def test_the_context_is_merged_for_each_request_and_not_into_padding():
     torch.manual_seed(0)
-    indptr, dense = [0, 3, 4, 6], Options(str(HEADS), {"selector": "dense"})
+    indptr, dense = [0, 3, 4, 6], Options(str(HEADS), session={"selector": "dense"})
     queries, own = torch.randn(8, 4, 4), (torch.randn(8, 4, 4), torch.randn(8, 4))
     out = serve(dense, queries, own, indptr)
     with sqz.Index(HEADS) as index, sqz.Session(index, selector="dense") as session:
@@ -161,12 +252,60 @@ def test_the_context_is_merged_for_each_request_and_not_into_padding():
 
 def test_two_ranks_serve_their_own_heads():
     torch.manual_seed(0)
-    dense = Options(str(HEADS), {"selector": "dense"})
+    dense = Options(str(HEADS), session={"selector": "dense"})
     queries, own = torch.randn(3, 4, 4), (torch.randn(3, 4, 4), torch.randn(3, 4))
     whole = serve(dense, queries, own, [0, 3])
     halves = [serve(dense, queries[:, part].contiguous(), (own[0][:, part].contiguous(), own[1][:, part]), [0, 3],
                     rank=rank, ranks=2) for rank, part in enumerate((slice(0, 2), slice(2, 4)))]
     assert torch.allclose(torch.cat(halves, 1), whole, atol=1e-6)
+
+
+class Runner:
+    """The part of vLLM's model runner that is moved."""
+
+    def __init__(self):
+        self.positions, self.device = torch.arange(8), "cpu"
+
+
+@pytest.mark.parametrize(("offsets", "expected"), [([100, 100], [100, 101, 102, 103, 104, 5, 6, 7]),
+                                                   ([100, 0], [100, 101, 102, 3, 4, 5, 6, 7])])
+def test_requests_begin_behind_their_contexts(offsets, expected):
+    moved = Runner()
+    runner.move(moved, offsets, np.array([3, 2]))
+    assert moved.positions.tolist() == expected
+
+
+def test_requests_of_a_step_have_their_contexts(monkeypatch, folder):
+    monkeypatch.setattr(sqz.vllm, "_registered", Options(contexts=str(folder), session={"selector": "dense"}))
+    monkeypatch.setattr(runner, "_step", [[(2, 0, 0), (0, 132, 1)], []])
+    found = runner.contexts_of(2)
+    assert [(one.slot, one.offset, one.skip) for one in found.array] == [(2, 0, 0), (0, 132, 1), (-1, 0, 0), (-1, 0, 0)]
+    assert {one.slot for one in runner.contexts_of(3).array} == {-1}  # vLLM warms up
+    torch.manual_seed(0)
+    table, queries = context.Table(sqz.vllm.registered(), engine()), torch.randn(3, 4, 4)
+    table.put(2, str(folder / "b.sqz"), identity(sqz.Index(HEADS)))
+    while not table.ready(2):
+        pass
+    own = torch.zeros(3, 4, 4), torch.full((3, 4), -math.inf)
+    table.add("layers.0", queries, *own, [0, 2, 3], found)
+    expected, _ = table.session.attend(0, queries[:2], contexts=[[sqz.Context(2), sqz.Context(0, 132, 1)]])
+    assert torch.equal(own[0][:2], expected) and not own[0][2].any()
+    table.drop(2)
+    with pytest.raises(sqz.Error, match="found slot 2"):
+        table.session.attend(0, queries, contexts=[2])
+    table.put(2, str(folder / "b.sqz"), "1 token")
+    with pytest.raises(ValueError, match="expected 1 token: the index was replaced"):
+        while not table.ready(2):
+            pass
+
+
+@pytest.mark.parametrize(("extra", "names"), [(None, None), ({}, None), ({"sqz_context": "a"}, ["a"]),
+                                              ({"sqz_context": ["a", "b"]}, ["a", "b"]),
+                                              ({"sqz_context": '["a", "b"]'}, ["a", "b"])])
+def test_requests_name_contexts(extra, names):
+    assert frontend.names_of(SimpleNamespace(extra_args=extra)) == names
+    with pytest.raises(ValueError, match="found 3, expected a name or a list of names"):
+        frontend.names_of(SimpleNamespace(extra_args={"sqz_context": 3}))
 
 
 def test_a_layers_number():
@@ -186,6 +325,7 @@ INFO = SimpleNamespace(path="a.sqz", tokens=8000, layers=6, query_heads=4, kv_he
     ({"speculative_config": object()}, "speculative"),
     ({"lora_config": object()}, "LoRA"),
     ({"kv_transfer_config": object()}, "right only after this context"),
+    ({"use_v2_model_runner": True}, "Model Runner V2 is on; leave VLLM_USE_V2_MODEL_RUNNER out"),
     ({"ranks": 4}, "4 ranks of tensor parallelism cannot share 2 KV heads"),
     ({"parallel_config__world_size": 2}, "pipeline"),
     ({"model_config__use_mla": True}, "MLA"),
@@ -195,12 +335,12 @@ INFO = SimpleNamespace(path="a.sqz", tokens=8000, layers=6, query_heads=4, kv_he
 ])
 def test_what_an_engine_cannot_do_is_refused(changes, sentence):
     with pytest.raises(ValueError, match=sentence):
-        startup.refuse(engine(**changes), INFO, on_cpu=False)
+        startup.refuse(engine(**changes), INFO, False, Options("a.sqz"))
 
 
 def test_a_usual_engine_is_not_refused():
-    startup.refuse(engine(), INFO, on_cpu=False)
-    startup.refuse(engine(max_model_len=24768, ranks=2, attention_config__backend=None), INFO, on_cpu=True)
+    startup.refuse(engine(), INFO, False, Options("a.sqz"))
+    startup.refuse(engine(max_model_len=24768, ranks=2, attention_config__backend=None), INFO, True, Options("a.sqz"))
 
 
 def test_a_layer_of_another_kind_is_refused():
@@ -213,7 +353,7 @@ def test_a_layer_of_another_kind_is_refused():
 
 
 def test_an_index_of_another_model_is_refused():
-    options = Options(str(SEEDS / "two_levels.sqz"), {"selector": "dense"})
+    options = Options(str(SEEDS / "two_levels.sqz"), session={"selector": "dense"})
     with pytest.raises(ValueError, match="two_levels.sqz: not an index of .*: the index was built for .*, this model"):
         startup.check(engine(), options, on_cpu=True)
     with pytest.raises(ValueError, match=r"built for \(1, 1, 1, 8\).*has \(6, 4, 2, 64\)"):
@@ -222,9 +362,9 @@ def test_an_index_of_another_model_is_refused():
 
 def test_options_that_a_session_refuses_are_refused_at_once():
     with pytest.raises(sqz.Error, match="budget"):
-        startup.check(engine(), Options(str(HEADS), {"selector": "saap"}), on_cpu=True)
+        startup.check(engine(), Options(str(HEADS), session={"selector": "saap"}), on_cpu=True)
     with pytest.raises(ValueError, match="selector"):
-        startup.check(engine(), Options(str(HEADS), {"selector": "squeeze"}), on_cpu=True)
+        startup.check(engine(), Options(str(HEADS), session={"selector": "squeeze"}), on_cpu=True)
 
 
 def test_the_index_of_the_same_model_is_taken(monkeypatch):

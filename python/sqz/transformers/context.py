@@ -4,6 +4,7 @@ import inspect
 import math
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
@@ -19,6 +20,9 @@ from .fingerprint import check_match, describe, tokenizer_hash
 from .serving import Serving
 
 
+SINKS = 4  # tokens that all documents but the first leave out: their attention sinks
+
+
 class FixedContext:
     """Until close(), or the end of its block, every forward pass of `model` follows the fixed context of `index`.
 
@@ -27,7 +31,10 @@ class FixedContext:
         print(context.stats().delivered_budget)
 
     model: a decoder-only model, float32, float16 or bfloat16, on the CPU or one CUDA device, in evaluation mode.
-    index: a path, or an sqz.Index that stays open (and, once uploaded, on the GPU) from one context to the next.
+    index: a path, or an sqz.Index that stays open (and, once uploaded, on the GPU) from one context to the next; or
+        several, documents that stand one behind the other although each was built alone.
+    contexts: for each row of a batch the numbers of its documents among `index`, in their order: [[0], [2, 0], []].
+        None: every row has all. It may be set anew between calls.
     tokenizer: if given and the index knows the hash of its own, both must be equal.
     session: what sqz.Session takes: budget, keep, selector, rule, ... `device` is the model's.
 
@@ -37,9 +44,14 @@ class FixedContext:
     generate() raise RuntimeError, and waits for it. A closed context can be entered again.
     """
 
-    def __init__(self, model: PreTrainedModel, index: str | os.PathLike[str] | sqz.Index, *, tokenizer: Any = None,
-                 **session: Any) -> None:
-        self._model, self._given, self._tokenizer, self._options = model, index, tokenizer, session
+    def __init__(self, model: PreTrainedModel,
+                 index: str | os.PathLike[str] | sqz.Index | Sequence[str | os.PathLike[str] | sqz.Index], *,
+                 contexts: Sequence[Sequence[int]] | None = None, tokenizer: Any = None, **session: Any) -> None:
+        self._model, self._tokenizer, self._options = model, tokenizer, session
+        self._given = list(index) if isinstance(index, Sequence) and not isinstance(index, str) else [index]
+        if not self._given:
+            raise ValueError("index: found no index, expected at least one")
+        self.contexts = contexts
         self._lock = threading.RLock()
         self._generating: int | None = None  # the thread that does
         self._running: int | None = None  # the thread in a forward pass, which holds the lock
@@ -65,11 +77,13 @@ class FixedContext:
             return
         self._open = self._entered = False  # a generate() of another thread raises at its next forward pass
         with self._lock, self._closing:
-            self._last = {layer: self._session.stats(layer) for layer in range(-1, self._info.layers)}
+            self._last = {(layer, slot): self._session.stats(layer, slot) for slot in range(len(self._given))
+                          for layer in range(-1, self._info.layers)}
 
-    def stats(self, layer: int = -1) -> sqz.Stats:
-        """What was asked and read since the beginning or reset_stats(), until now or close(): of one layer or all (-1)."""
-        return self._session.stats(layer) if self._open else self._last[layer]
+    def stats(self, layer: int = -1, document: int = 0) -> sqz.Stats:
+        """What was asked and read of one of the indexes since the beginning or reset_stats(), until now or close(): of one
+        layer or all (-1)."""
+        return self._session.stats(layer, document) if self._open else self._last[layer, document]
 
     def reset_stats(self) -> None:
         self._session.reset_stats()
@@ -85,26 +99,27 @@ class FixedContext:
             raise RuntimeError(f"{type(self._model).__name__} has another FixedContext open: one model follows one "
                                "context at a time; close the other first")
         with ExitStack() as stack:
-            given = self._given
-            index = given if isinstance(given, sqz.Index) else stack.enter_context(sqz.Index(given))
-            self._check_match(index)
-            self._session = stack.enter_context(self._new_session(index))
+            indexes = [one if isinstance(one, sqz.Index) else stack.enter_context(sqz.Index(one)) for one in self._given]
+            for index in indexes:
+                self._check_match(index)
+            self._infos, self._info = [index.info for index in indexes], indexes[0].info
+            self._check_length(1)
+            self._session = stack.enter_context(self._new_session(indexes))
             self._install(stack)
             self._closing = stack.pop_all()
         self._open = True
 
     def _check_match(self, index: sqz.Index) -> None:
-        info = self._info = index.info
+        info = index.info
         self._config = self._model.config.get_text_config(decoder=True)
         self._described = describe(self._model)
         check_match(index, self._described, "this model")
         if self._tokenizer is not None and info.tokenizer_hash not in ("", found := tokenizer_hash(self._tokenizer)):
             raise ValueError(f"{info.path}: tokenizer_hash: the index was built with {info.tokenizer_hash}, this "
                              f"tokenizer has {found}")
-        self._check_length(1)
 
-    def _new_session(self, index: sqz.Index) -> sqz.Session:
-        """On the model's device, with the index there."""
+    def _new_session(self, indexes: list[sqz.Index]) -> sqz.Session:
+        """On the model's device, with the indexes there."""
         devices = {parameter.device for parameter in self._model.parameters()}
         if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
             raise ValueError(f"model: found on {', '.join(sorted(map(str, devices)))}, expected the CPU or one CUDA "
@@ -118,14 +133,40 @@ class FixedContext:
             raise ValueError(f"device: found {asked}, expected {device}, the model's")
         if device.type == "cuda":
             if any(self._described["sliding_window"]):
-                raise ValueError(f"{index.info.path}: layers with a sliding window are served on the CPU only: move "
+                raise ValueError(f"{self._info.path}: layers with a sliding window are served on the CPU only: move "
                                  "the model there")
-            try:
-                index.upload(device.index or 0)
-            except sqz.Error as error:
-                if "is already" not in str(error):
-                    raise
-        return sqz.Session(index, **{**self._options, "device": str(device)})
+            for index in set(indexes):
+                try:
+                    index.upload(device.index or 0)
+                except sqz.Error as error:
+                    if "is already" not in str(error):
+                        raise
+        session = sqz.Session(indexes[0], **{"max_contexts": min(len(indexes), 8), **self._options, "device": str(device)})
+        for slot, index in enumerate(indexes[1:], 1):
+            session.put(slot, index)
+        return session
+
+    def _rows(self, batch: int) -> list[list[sqz.Context]] | None:
+        """The contexts of each row of a batch; None: all have the only index."""
+        if self.contexts is None and len(self._given) == 1:
+            return None
+        given = [range(len(self._given))] if self.contexts is None else self.contexts
+        if len(given) == 0 or batch % len(given) != 0:
+            raise ValueError(f"contexts: found those of {len(given)} rows, expected {batch}, the rows of the batch")
+        rows = []
+        for documents in given:
+            tokens, row = 0, []
+            for number in documents:
+                if not 0 <= number < len(self._infos):
+                    raise ValueError(f"contexts: found document {number}, expected 0 to {len(self._infos) - 1}")
+                info = self._infos[number]
+                row.append(sqz.Context(number, tokens, min(SINKS, info.sink) if row else 0))
+                tokens += info.tokens
+            rows += [row] * (batch // len(given))  # a row and its beams follow each other
+        return rows
+
+    def _length_of(self, row: list[sqz.Context]) -> int:
+        return row[-1].offset + self._infos[row[-1].slot].tokens if row else 0
 
     def _install(self, stack: ExitStack) -> None:
         """Changes the model; the stack undoes it."""
@@ -170,7 +211,9 @@ class FixedContext:
             raise RuntimeError("the FixedContext was closed while the model was generating")
 
     def _check_length(self, own: int) -> None:
-        context, most = self._info.tokens, self._described["max_positions"]
+        rows = None if self.contexts is None and len(self._given) == 1 else self._rows(len(self.contexts or [0]))
+        context = self._info.tokens if rows is None else max(map(self._length_of, rows))
+        most = self._described["max_positions"]
         if 0 < most < context + own:
             raise ValueError(f"{context} tokens of context and {own} that follow are {context + own}, but the model "
                              f"has {most} positions")
@@ -198,8 +241,11 @@ class FixedContext:
         self._check_length(seen + tokens if mask is None else mask.shape[-1])
         if positions is None:
             positions = torch.arange(seen, seen + tokens, device=inputs.device)[None]
-        kwargs["position_ids"] = positions + self._info.tokens
-        self._serving.begin(batch, tokens, mask, kwargs["position_ids"])
+        rows, offset = self._rows(batch), self._info.tokens
+        if rows is not None:
+            offset = torch.tensor([[self._length_of(row)] for row in rows], device=inputs.device)
+        kwargs["position_ids"] = positions + offset
+        self._serving.begin(batch, tokens, mask, kwargs["position_ids"], rows)
         if not torch.compiler.is_compiling():
             self._calls, self._mask, self._bias = 0, None, None
         return (), kwargs

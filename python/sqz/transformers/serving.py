@@ -13,11 +13,13 @@ import sqz
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Rows [first, last) of one call to sqz, and where its requests begin, counted from `first`."""
+    """Rows [first, last) of one call to sqz, where its requests begin, counted from `first`, and whose they are: places
+    in the batch."""
 
     first: int
     last: int
     indptr: list[int]
+    owners: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,16 +44,17 @@ def cut(lengths: Sequence[int], most: int, block: int) -> list[Piece]:
     """Calls of at most `most` rows for requests of these lengths, which are cut where blocks end, if there are any."""
     most_of_request = most // block * block if 0 < block <= most else most
     pieces: list[Piece] = []
-    first, indptr = 0, [0]
-    for length in lengths:
+    first, indptr, owners = 0, [0], []
+    for owner, length in enumerate(lengths):
         while length > 0:
             taken = min(length, most_of_request)
             if indptr[-1] + taken > most:
-                pieces.append(Piece(first, first + indptr[-1], indptr))
-                first, indptr = first + indptr[-1], [0]
+                pieces.append(Piece(first, first + indptr[-1], indptr, tuple(owners)))
+                first, indptr, owners = first + indptr[-1], [0], []
             indptr.append(indptr[-1] + taken)
+            owners.append(owner)
             length -= taken
-    return pieces + [Piece(first, first + indptr[-1], indptr)] if len(indptr) > 1 else pieces
+    return pieces + [Piece(first, first + indptr[-1], indptr, tuple(owners))] if owners else pieces
 
 
 _servings: "weakref.WeakValueDictionary[int, Serving]" = weakref.WeakValueDictionary()
@@ -61,8 +64,10 @@ _numbers = itertools.count(1)
 class Serving:
     """A session, and what a forward pass asks of it.
 
-    options: those of the session. needs_positions: layers with a sliding window, or buckets.
+    options: those of the session. needs_positions: layers with a sliding window, or buckets. `contexts`: of each row of
+    the batch; None: all have the first index.
     """
+
 
     def __init__(self, session: sqz.Session, options: dict[str, Any], needs_positions: bool) -> None:
         self._session, self._needs_positions = session, needs_positions
@@ -70,11 +75,16 @@ class Serving:
         self._most = options.get("max_tokens") or 4096  # rows of a call, as the session's default
         self._most_of_request = min(self._most, options.get("max_request_tokens") or self._most)
         self._rows = Rows(None, [], None)
+        self.contexts: list[list[sqz.Context]] | None = None
+        self._made: dict[tuple[int, ...], sqz.Contexts] = {}
         self.number = next(_numbers)
         _servings[self.number] = self
 
-    def begin(self, batch: int, tokens: int, mask: torch.Tensor | None, positions: torch.Tensor) -> None:
+    def begin(self, batch: int, tokens: int, mask: torch.Tensor | None, positions: torch.Tensor,
+              contexts: list[list[sqz.Context]] | None) -> None:
         """Before the layers of a forward pass. mask: as real_tokens() takes it; positions: [batch or 1, tokens]."""
+        if contexts != self.contexts:
+            self.contexts, self._made = contexts, {}
         if tokens > 1 or self._needs_positions:
             self._find_rows(batch, tokens, mask, positions)
 
@@ -88,6 +98,14 @@ class Serving:
             flat = positions.expand(batch, tokens).flatten()
             found = (flat if index is None else flat[index]).tolist()
         self._rows = Rows(index, cut(lengths, self._most if tokens == 1 else self._most_of_request, self._block), found)
+
+    def _contexts_of(self, owners: tuple[int, ...]) -> sqz.Contexts | None:
+        """Made once for the layers of a pass."""
+        if self.contexts is None:
+            return None
+        if owners not in self._made:
+            self._made[owners] = sqz.Contexts([self.contexts[owner] for owner in owners])
+        return self._made[owners]
 
     def add(self, rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int) -> None:
         """Merges the state over the context into own and own_lse.
@@ -108,7 +126,8 @@ class Serving:
         for piece in plan.pieces:
             some = slice(piece.first, piece.last)
             positions = None if plan.positions is None else plan.positions[some]
-            out, lse = self._session.attend(layer, rows[some], indptr=piece.indptr, positions=positions)
+            out, lse = self._session.attend(layer, rows[some], indptr=piece.indptr, positions=positions,
+                                            contexts=self._contexts_of(piece.owners))
             sqz.merge_states(own[some], own_lse[some], out, lse)
 
 

@@ -23,8 +23,8 @@ _registered: Options | None = None
 def register() -> None:
     """Makes vLLM serve from the indexes that SQZ_INDEX and SQZ_CONTEXTS name.
 
-    Twice is once. Raises sqz.Error, with what is wrong, if the first index cannot be opened, and ValueError if there is
-    none or if this process serves with other options already.
+    Twice is once. Raises sqz.Error or OSError, with what is wrong, if the first index cannot be opened, and ValueError
+    if there is none or if this process serves with other options already.
     """
     global _registered
     options = Options.from_environment(os.environ)

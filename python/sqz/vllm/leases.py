@@ -58,8 +58,8 @@ class Resident:
 
 @dataclass
 class Counters:
-    hits: int = 0
-    fetches: int = 0
+    requests: int = 0  # contexts that requests named
+    fetches: int = 0  # those that were not in memory
     fetched_bytes: int = 0
     fetch_seconds: float = 0
     evictions: int = 0
@@ -75,8 +75,7 @@ class Lease:
 
 @dataclass
 class Leases:
-    """memory: bytes of the indexes that are held at once; 0 = no limit. model: the fingerprint that all must have.
-    ranks: that share the heads of an index."""
+    """memory: bytes of the indexes that are held at once; 0 = no limit. model: the fingerprint that all must have."""
 
     library: Library
     memory: int
@@ -86,7 +85,7 @@ class Leases:
     _clock: int = 0
     _verified: set[File] = field(default_factory=set)
 
-    def acquire(self, names: list[str] | None) -> Generator[Call | Work | Wait, Any, Lease]:
+    def acquire(self, names: list[str] | None, counted: bool = True) -> Generator[Call | Work | Wait, Any, Lease]:
         """A lease of the contexts of a request, once all are in memory. Errors say what is wrong with the request."""
         files = self.library.files(names)
         wanted = dict.fromkeys(files)
@@ -97,10 +96,9 @@ class Leases:
         while (drops := self._make_room(wanted)) is None:
             yield Wait.ROOM
         missing = []
+        self.counters.requests += counted * len(wanted)
         for file in wanted:
-            if file in self.resident:
-                self.counters.hits += 1
-            else:
+            if file not in self.resident:
                 taken = {one.slot for one in self.resident.values()}
                 slot = next(slot for slot in range(SLOTS) if slot not in taken)
                 self.resident[file] = Resident(slot, file.bytes)
@@ -161,7 +159,7 @@ class Leases:
             self.counters.fetched_bytes += file.bytes
             self.counters.fetch_seconds += time.monotonic() - begun
         except Exception as error:
-            one.error = error
+            one.error = ValueError(f"sqz_context: {error}")
             yield Call("sqz_drop", (one.slot,))
         except BaseException:  # whoever drives gives up
             one.error = RuntimeError(f"{file.path}: loading was given up; ask again")
@@ -170,8 +168,8 @@ class Leases:
     def _open(self, file: File) -> tuple[sqz.IndexInfo, str]:
         with sqz.Index(file.path) as index:
             if index.info.model_fingerprint != self.model:
-                raise ValueError(f"sqz_context: {os.path.basename(file.path)}: found an index of another model, expected "
-                                 "one of the model that is served")
+                raise ValueError(f"{os.path.basename(file.path)}: found an index of another model, expected one of the "
+                                 "model that is served")
             if file not in self._verified:
                 index.verify()
                 self._verified.add(file)

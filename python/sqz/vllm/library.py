@@ -34,9 +34,10 @@ class Library:
         self.default = os.path.abspath(default) if default else ""
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """All names, sorted. Links are none."""
         found = Path(self.folder).rglob("*" + SUFFIX) if self.folder else ()
-        return sorted(str(path.relative_to(self.folder))[:-len(SUFFIX)] for path in found if path.is_file())
+        return sorted(str(path.relative_to(self.folder))[:-len(SUFFIX)] for path in found
+                      if path.is_file() and not path.is_symlink())
 
     def first(self) -> File:
         """The default index, or another of the folder's. ValueError if there is none."""

@@ -27,7 +27,7 @@ def contexts_of(requests: int) -> sqz.Contexts | None:
 
 def install() -> None:
     """Positions of requests begin where their contexts end, and workers have the methods sqz_put, sqz_ready, sqz_drop,
-    and sqz_stats."""
+    and sqz_delivered."""
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
     from vllm.v1.worker.worker_base import WorkerBase
 
@@ -46,7 +46,7 @@ def install() -> None:
     GPUModelRunner._prepare_inputs = prepare_behind
     for name in ("put", "ready", "drop"):
         setattr(WorkerBase, f"sqz_{name}", lambda self, *arguments, name=name: getattr(context.table(), name)(*arguments))
-    WorkerBase.sqz_stats = lambda self, slot: context.table().session.stats(slot=slot)
+    WorkerBase.sqz_delivered = lambda self, slot: context.table().session.stats(slot=slot).delivered_budget
 
 
 def move(runner: Any, offsets: list[int], tokens: Any) -> None:

@@ -28,8 +28,9 @@ def install() -> None:
         if served and not self.models.is_base_model(name) and self.models.is_base_model(served):
             request.model = served
             request.vllm_xargs = {**(request.vllm_xargs or {}), NAME: of_model}
-        try:
-            registered().library.files(names_of_extra(getattr(request, "vllm_xargs", None)))
+        try:  # here, because a stream that has begun cannot be an error any more
+            engine, names = self.models.engine_client, names_of_extra(getattr(request, "vllm_xargs", None))
+            leases_of(engine).release(await drive(leases_of(engine).acquire(names, counted=False), engine))
         except LookupError as error:
             return self.create_error_response(error.args[0], "NotFoundError", HTTPStatus.NOT_FOUND)
         except ValueError as error:
@@ -70,8 +71,8 @@ def add_routes(app: Any) -> None:
             path = os.path.join(library.folder, name + ".sqz")
             entry: dict[str, Any] = {"name": name, "bytes": os.stat(path).st_size, "resident": path in resident}
             if one := resident.get(path):
-                stats = (await engine.collective_rpc("sqz_stats", args=(one.slot,)))[0]
-                entry |= {"tokens": one.info.tokens, "requests": one.users, "delivered_budget": stats.delivered_budget}
+                delivered = await engine.collective_rpc("sqz_delivered", args=(one.slot,))
+                entry |= {"tokens": one.info.tokens, "requests": one.users, "delivered_budget": delivered[0]}
             shown.append(entry)
         return {"contexts": shown, **vars(leases.counters)}
 
@@ -79,10 +80,10 @@ def add_routes(app: Any) -> None:
         refuse_unless_writing()
         engine = request.app.state.engine_client
         try:
-            lease = await drive(leases_of(engine).acquire([name]), engine)
+            lease = await drive(leases_of(engine).acquire([name], counted=False), engine)
         except LookupError as error:
             raise HTTPException(HTTPStatus.NOT_FOUND, error.args[0]) from None
-        except (ValueError, RuntimeError) as error:
+        except ValueError as error:
             raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
         leases_of(engine).release(lease)
         return {"name": name, "tokens": lease.tokens, "bytes": lease.files[0].bytes}
