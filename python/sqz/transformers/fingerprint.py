@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import sys
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def _describe(model: PreTrainedModel, config: Any) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "max_positions": max_positions(config),
-        "rope": _rope(config),
+        "rope": _rope(model, config, head_dim),
         "sliding_window": windows(config),
         "weights_hash": _weights_hash(model),
         "attention_scale": usual if scaling is None or math.isclose(scaling, usual, rel_tol=1e-9) else scaling,
@@ -122,15 +123,27 @@ def rope_parameters(config: Any) -> dict[str, Any]:
     return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
 
 
-def _rope(config: Any) -> dict[str, Any]:
+def _turns_halves(model: PreTrainedModel) -> bool:
+    """Whether RoPE turns the dimensions i and i + d / 2 together, as the description says, and not neighbours."""
+    rotate = getattr(sys.modules[type(model).__module__], "rotate_half", None)
+    return rotate is not None and rotate(torch.arange(1.0, 5.0, device="cpu")).tolist() == [-3, -4, 1, 2]
+
+
+def _rope(model: PreTrainedModel, config: Any, head_dim: int) -> dict[str, Any]:
     given = rope_parameters(config)
     positions = (getattr(config, "original_max_position_embeddings", None) or
                  given.get("original_max_position_embeddings") or max_positions(config))
     rope = {"kind": given["rope_type"], "theta": float(given.get("rope_theta", 10000.0)), "factor": 1.0,
             "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 0, "beta_fast": 32.0,
             "beta_slow": 1.0, "attention_factor": 1.0, "truncate": True}
-    if rope["kind"] not in ("linear", "llama3", "yarn"):  # only buckets need more, which such models have not
-        return {**rope, "kind": "default"}
+    some_layers = 0 in (getattr(config, "no_rope_layers", None) or ())
+    if rope["kind"] not in ("default", "linear", "llama3", "yarn") or some_layers or not _turns_halves(model):
+        return {**rope, "kind": "other"}
+    share = given.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
+    if share < 1:
+        rope["rotary_dim"] = int(head_dim * share)
+    if rope["kind"] == "default":
+        return rope
     rope["factor"] = float(given.get("factor") or max_positions(config) / positions)
     if rope["kind"] != "linear":
         rope["original_max_positions"] = positions
