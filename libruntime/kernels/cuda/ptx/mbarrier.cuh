@@ -44,8 +44,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uin
       : "memory");
 }
 
-// Returns once the phase of this parity is over.
+// Returns once the phase of this parity is over. Without NDEBUG a wait of some seconds, which only
+// a lost arrival explains, ends the kernel with an error.
 __device__ __forceinline__ void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
+#ifdef NDEBUG
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
@@ -57,6 +59,22 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint64_t* barrier, uint32_t
       "}" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
+#else
+  constexpr long long kMostClocks = 10'000'000'000;
+  const long long start = clock64();
+  for (uint32_t done = 0; done == 0;) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    if (clock64() - start > kMostClocks) __trap();
+  }
+#endif
 }
 
 }  // namespace sqz::cuda::ptx
