@@ -1,6 +1,5 @@
 // From logits to the scores of buckets: the softmax of every query, added up over the tokens and
 // heads of a block, over the bucket's size.
-#include "libruntime/kernels/cuda/common/head_dims.h"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/prefill/classify/kernel.h"
@@ -23,7 +22,7 @@ __global__ void __launch_bounds__(kThreads)
   const int width = (call.lookup.level.clusters + 7) / 8 * 8;
   const float* logits = call.logits + (head * head_rows + row) * width;
   float maximum = kLowestLogit, sum = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int i = lane; i < width; i += 32) {
     const float x = logits[i];
     if (!(x <= maximum)) {
@@ -92,71 +91,12 @@ __global__ void __launch_bounds__(kThreads)
   put_score(call, pair, head, bucket, share, block.y * p.group);
 }
 
-constexpr int kTokenThreads = 1024;
-constexpr int kTokenWarps = kTokenThreads / 32;
-
-// The rows of single tokens, at once: a block of threads a pair. A thread has a bucket or some,
-// with the logits of all rows under way at the same time.
-__global__ void __launch_bounds__(kTokenThreads)
-    token_shares_kernel(const __grid_constant__ BlockClassify call, Stretch stretch,
-                        int64_t head_rows) {
-  prefill::begin_dependent();
-  __shared__ float2 sums[kMostGroup][kTokenWarps];
-  const PrefillLookup& lookup = call.lookup;
-  const int group = lookup.shape.group, buckets = lookup.level.clusters;
-  const int width = (buckets + 7) / 8 * 8, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int pair = blockIdx.x + stretch.begin * lookup.shape.kv_heads;
-  const int head = pair % lookup.shape.kv_heads, token = blockIdx.x / lookup.shape.kv_heads;
-  const float* logits = call.logits + (head * head_rows + int64_t{token} * group) * width;
-  const auto load = [&](int bucket, float(&x)[kMostGroup]) {
-#pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) x[r] = r < group ? logits[r * width + bucket] : -INFINITY;
-  };
-  float maximum[kMostGroup], sum[kMostGroup] = {}, x[kMostGroup];
-#pragma unroll
-  for (float& most : maximum) most = kLowestLogit;
-  for (int bucket = threadIdx.x; bucket < buckets; bucket += kTokenThreads) {
-    load(bucket, x);
-#pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) add_sums(maximum[r], sum[r], x[r], 1);
-  }
-#pragma unroll
-  for (int r = 0; r < kMostGroup; ++r) {
-    if (r >= group) break;
-    add_sums_of_lanes<32>(maximum[r], sum[r]);
-    if (lane == 0) sums[r][warp] = make_float2(maximum[r], sum[r]);
-  }
-  __syncthreads();
-  float lse[kMostGroup];
-#pragma unroll
-  for (int r = 0; r < kMostGroup; ++r) {
-    if (r >= group) break;
-    maximum[r] = sums[r][lane].x;
-    sum[r] = sums[r][lane].y;
-    add_sums_of_lanes<32>(maximum[r], sum[r]);
-    lse[r] = maximum[r] + log2f(sum[r]);
-  }
-  for (int bucket = threadIdx.x; bucket < buckets; bucket += kTokenThreads) {
-    load(bucket, x);
-    float most = kLowestLogit, share = 0;
-#pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) {
-      if (r < group) add_sums(most, share, x[r] - lse[r], 1);
-    }
-    put_score(call, pair, head, bucket, most + log2f(share), group);
-  }
-}
-
 }  // namespace
 
 Status add_shares(const BlockClassify& call, const Stretch& stretch, cudaStream_t stream) {
   const PrefillShape& p = call.lookup.shape;
   const int rows = stretch.rows(call);
   const int64_t head_rows = classify_rows(call.tokens, p.group);
-  if (call.lookup.blocks.block_tokens == 1) {
-    return launch_blocks(token_shares_kernel, (stretch.end - stretch.begin) * p.kv_heads,
-                         kTokenThreads, 0, call.device, stream, call, stretch, head_rows);
-  }
   const dim3 row_grid(static_cast<unsigned>((rows + kWarps - 1) / kWarps),
                       static_cast<unsigned>(p.kv_heads));
   SQZ_RETURN_IF_ERROR(launch_blocks(row_sums_kernel, row_grid, kThreads, 0, call.device, stream,
