@@ -14,6 +14,7 @@ constexpr int kDenominatorThreads = 256;
 __global__ void __launch_bounds__(kDenominatorThreads)
     denominators_kernel(const __grid_constant__ PrefillLookupParams params) {
   begin_dependent();
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 2) params.taken[threadIdx.x] = 0;
   const int32_t list = blockIdx.x, kv_head = list % params.shape.kv_heads;
   const int2 block = block_of(params.blocks, list / params.shape.kv_heads);
   const int32_t row = blockIdx.y * kDenominatorThreads + threadIdx.x;
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(kDenominatorThreads)
   for (int32_t i = 0; i < pieces; ++i) {
     state = RowSums::add_states(state, params.row_states[i * queries + query]);
   }
-  // Of nothing alive: no S is looked at, but none may be NaN.
+  // If nothing is alive, no S is looked at, but none may be NaN.
   const float lse = state.y == 0 ? 0.0f : state.x + log2f(state.y);
   if (!(lse < INFINITY)) params.chosen.totals[list].fault = 1;
   params.lse[query] = lse;

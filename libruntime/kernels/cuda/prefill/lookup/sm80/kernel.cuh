@@ -51,7 +51,7 @@ struct Sm80Rows {
 
   __device__ explicit Sm80Rows(uint16_t* memory, int stay_parts)
       : stay(memory), stream(memory + stay_parts * kStayWords) {}
-  // Of the warp.
+  // The warp's rows.
   __device__ const uint16_t* own(int part = 0) const {
     return stay + part * kStayWords + threadIdx.x / 32 * Tile::kWarpRows * Tile::kStride;
   }
@@ -67,6 +67,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
   __shared__ float log_sizes[2][Tile::kStream];
   const PrefillShape& p = call.shape;
   prefill::begin_dependent();
+  begin_faults(call, blockIdx.x * Tile::kThreads + threadIdx.x, gridDim.x * Tile::kThreads);
   const int item = static_cast<int>(blockIdx.x), parts = call.row_plan.pieces;
   const int part = item % parts;
   const int first = item / parts % row_tiles * Tile::kRows;
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
 #pragma unroll
       for (int m = 0; m < 2 * kTiles; ++m) {
         float& x = d[m / 2][i / 2][m % 2 * 2 + i % 2];
-        x = fmaf(x, call.scale, log_size);
+        x = log_size > -INFINITY ? fmaf(sound(x), call.scale, log_size) : -INFINITY;
       }
     }
     add_exponentials(d, maximum, sum);

@@ -1,6 +1,6 @@
 // Tile sizes and the shared-memory plans of the Hopper lookup kernels, and the work that they take.
 //
-// What a product leaves costs as many cycles of other units as the product does of the tensor
+// The results of a product cost as many cycles of other units as the product does of the tensor
 // cores, and every instruction that reads its results slows these: four consumer warpgroups with
 // few instructions each, operands in shared memory, their registers for results alone.
 #pragma once

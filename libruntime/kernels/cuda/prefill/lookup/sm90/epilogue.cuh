@@ -1,4 +1,4 @@
-// What becomes of a tile of products in the registers of a warpgroup. Accumulators have wgmma's
+// Adds up a tile of products in the registers of a warpgroup. Accumulators have wgmma's
 // layout: the four lanes of a quad share rows r and r + 8 and hold two adjacent columns of every
 // eight.
 #pragma once

@@ -1,4 +1,4 @@
-// What both passes of the prefill lookup take: items of queries and centroids, for Hopper.
+// Both passes of the prefill lookup take items of queries and centroids, for Hopper.
 #pragma once
 
 #include <cuda.h>
