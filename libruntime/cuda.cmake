@@ -39,7 +39,7 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/merge_states/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/turn_rows/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/common/launch_options.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/attend/sm80/merge.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/attend/merge.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/unpack_rows/kernel.cu
   ${SQZ_RUNTIME_CUDA_KERNELS})
 sqz_cuda_target(sqz_runtime_cuda "${SQZ_CUDA_ARCHITECTURES}")

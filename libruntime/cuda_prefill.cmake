@@ -11,7 +11,7 @@ sqz_cuda_target(sqz_runtime_cuda_sm90 90a-real)
 
 target_sources(sqz_runtime_cuda PRIVATE
   ${SQZ_PREFILL_DIR}/common/block_table.cu ${SQZ_PREFILL_DIR}/common/tiles.cc
-  ${SQZ_PREFILL_DIR}/attend/sm90/kernel.cc ${SQZ_PREFILL_DIR}/attend/sm90/merge.cu ${SQZ_PREFILL_DIR}/attend/sm90/schedule.cu
+  ${SQZ_PREFILL_DIR}/attend/sm90/kernel.cc ${SQZ_PREFILL_DIR}/attend/sm90/schedule.cu
   ${SQZ_PREFILL_DIR}/lookup/denominators.cu ${SQZ_PREFILL_DIR}/lookup/kernel.cc
   ${SQZ_PREFILL_DIR}/lookup/select.cu
   $<TARGET_OBJECTS:sqz_runtime_cuda_sm90>)

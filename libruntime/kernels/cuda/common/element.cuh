@@ -67,7 +67,19 @@ __device__ __forceinline__ float load_1(DType dtype, const void* from, int64_t a
   if (dtype == DType::kBF16) return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[at]);
   return __half2float(static_cast<const __half*>(from)[at]);
 }
+
+// The largest finite number of F16 or BF16 in place of anything beyond it; a NaN stays.
+__device__ __forceinline__ float saturated(DType dtype, float x) {
+  const float most = dtype == DType::kBF16 ? 0x1.fep127f : 65504.0f;
+  return x > most ? most : x < -most ? -most : x;
+}
+// A logit that overflowed to -infinity has no weight and would go unseen: it becomes NaN.
+__device__ __forceinline__ float sound(float logit) {
+  return logit > -INFINITY ? logit : NAN;
+}
+
 __device__ __forceinline__ void store_1(DType dtype, void* to, int64_t at, float value) {
+  if (dtype != DType::kF32) value = saturated(dtype, value);
   if (dtype == DType::kF32) {
     static_cast<float*>(to)[at] = value;
   } else if (dtype == DType::kBF16) {
@@ -100,25 +112,17 @@ __device__ __forceinline__ void store_2(DType dtype, float a, float b, void* to,
   if (dtype == DType::kF32) {
     static_cast<float*>(to)[at] = a;
     static_cast<float*>(to)[at + 1] = b;
-  } else {
-    static_cast<uint32_t*>(to)[at / 2] = dtype == DType::kBF16 ? Bf16::pack(a, b) : F16::pack(a, b);
+    return;
   }
+  a = saturated(dtype, a);
+  b = saturated(dtype, b);
+  static_cast<uint32_t*>(to)[at / 2] = dtype == DType::kBF16 ? Bf16::pack(a, b) : F16::pack(a, b);
 }
 
 __device__ __forceinline__ void store_8(DType dtype, const float (&values)[8], void* to,
                                         int64_t at) {
-  if (dtype == DType::kF32) {
-    auto* data = reinterpret_cast<float*>(to) + at;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) data[i] = values[i];
-    return;
-  }
-  auto* data = reinterpret_cast<uint32_t*>(static_cast<char*>(to) + 2 * at);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    data[i] = dtype == DType::kBF16 ? Bf16::pack(values[2 * i], values[2 * i + 1])
-                                    : F16::pack(values[2 * i], values[2 * i + 1]);
-  }
+  for (int i = 0; i < 8; i += 2) store_2(dtype, values[i], values[i + 1], to, at + i);
 }
 
 // 16 bytes that are read once.

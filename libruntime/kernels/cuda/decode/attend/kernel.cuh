@@ -464,7 +464,7 @@ class Attend : private AttendMerge<kDim> {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = 8 * (i / 2) + 2 * (lane_ % 4) + i % 2;
-      x[i] = key < left ? logits[i / 2][i % 2] + logits[i / 2][i % 2 + 2] : -INFINITY;
+      x[i] = key < left ? sound(logits[i / 2][i % 2] + logits[i / 2][i % 2 + 2]) : -INFINITY;
     }
     float top = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));

@@ -49,6 +49,9 @@ class AttendMerge : protected AttendWorkSplit<kDim> {
 
   // The warps' states to s_.values, relative to one maximum.
   __device__ void merge_warps(State& state) {
+    // A value beyond float32 makes the sum NaN.
+#pragma unroll
+    for (int i = 0; i < 4 * kTilesOut; ++i) state.sum += 0 * state.out[i / 4][i % 4];
 #pragma unroll
     for (int step = 1; step <= 2; step *= 2) {
       state.sum += __shfl_xor_sync(~0u, state.sum, step);
@@ -63,6 +66,7 @@ class AttendMerge : protected AttendWorkSplit<kDim> {
       sums[w] = s_.sums[row][w];
       top = fmaxf(top, sums[w].x);
     }
+    top += 3;  // so that eight values can be added up
 #pragma unroll
     for (int w = 0; w < kAttendWarps; ++w) sum += sums[w].y * ptx::ex2_approx(sums[w].x - top);
     if (warp_ == 0 && lane_ % 4 == 0) s_.total[row] = make_float2(top, sum);
@@ -134,6 +138,7 @@ class AttendMerge : protected AttendWorkSplit<kDim> {
       }
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+      top += 8;  // so that the values of 256 blocks can be added up
       float weight = 0;
 #pragma unroll 1
       for (int first = 0; first < segment.splits; first += kBatch) {

@@ -102,7 +102,7 @@ class Lookup : private Choice {
   }
 
  private:
-  // Of 8 rows, in a step.
+  // Tiles of 8 rows in a step.
   static constexpr int kTiles = kDim > 128 ? 1 : kDim > 64 ? 2 : 4;
   static constexpr int kSteps = 2;                           // of a warp, under way
   static constexpr uint32_t kTileStride = 8 * kLookupWarps;  // rows between a warp's tiles
@@ -239,7 +239,8 @@ class Lookup : private Choice {
         const float x = d[t][i] + d[t][i + 2], log_size = log_sizes[t][i];
         const bool is = j < size_ && row < p_.group;
         if (is) logits_[row * stride_ + j] = log_size == -INFINITY ? -INFINITY : x;
-        y[t][i] = is && log_size > -INFINITY ? x + log_size * 1.4426950408889634f : -INFINITY;
+        const bool counts = is && log_size > -INFINITY;
+        y[t][i] = counts ? sound(x) + log_size * 1.4426950408889634f : -INFINITY;
         top = fmaxf(top, y[t][i]);
       }
     }
@@ -341,7 +342,7 @@ class Lookup : private Choice {
       float sum = 0;
 #pragma unroll
       for (int r = 0; r < kMostGroup; ++r) sum += ptx::ex2_approx(y[r] - top);
-      // Of an empty cluster all are -infinity.
+      // All logits of an empty cluster are -infinity.
       if (top > -INFINITY) top += __log2f(sum) - log_group;
       logits[0] = top;
     }

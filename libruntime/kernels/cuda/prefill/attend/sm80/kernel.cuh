@@ -1,7 +1,7 @@
 // Attention of blocks: a block of threads has some query rows of one pair and a part of its keys,
 // tile by tile. Values are on their way while logits are made, keys of the next tile while values
 // are worked on; two blocks share a multiprocessor, so that one multiplies while the other weighs.
-// Parts of the same rows are merged by a kernel of their own.
+// merge_splits() merges parts of the same rows.
 #pragma once
 
 #include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.h"
@@ -97,10 +97,11 @@ class Sm80Attention {
         places_(places),
         part_(static_cast<int>(blockIdx.x) % cut.parts),
         parts_(cut.parts),
-        first_(static_cast<int>(blockIdx.x) / cut.parts % cut.row_tiles * Tile::kRows),
-        pair_(static_cast<int>(blockIdx.x) / cut.parts / cut.row_tiles),
+        first_(static_cast<int>(blockIdx.x) / cut.parts % cut.tiles.tiles_of_block *
+               cut.tiles.tokens * call.params.group),
+        pair_(static_cast<int>(blockIdx.x) / cut.parts / cut.tiles.tiles_of_block),
         block_(block_of(call.blocks, pair_ / call.params.kv_heads)),
-        rows_(block_.y * call.params.group),
+        rows_(min(block_.y * call.params.group, first_ + cut.tiles.tokens * call.params.group)),
         keys_(call, pair_),
         wide_(kTiles == 1 && p_.q_dtype != p_.dtype),
         lane_(static_cast<int>(threadIdx.x) % 32),
@@ -149,13 +150,18 @@ class Sm80Attention {
       if (wide_) add_product<Element, kDim>(low, key_rows_, logits);
       arrive();  // its values; the keys have been read
       if (next < end_) fetch(places_of(next).keys, key_rows_);
+#pragma unroll
+      for (int i = 0; i < 4 * kTiles * kKeyTiles; ++i) {
+        float& x = logits[i / 4 / kKeyTiles][i / 4 % kKeyTiles][i % 4];
+        x = sound(x);
+      }
       if (next > end_) mask(logits, end_ - tile);
       weigh(logits);
       add_values(logits);
     }
   }
 
-  // What was fetched is there, and every warp has read what it read.
+  // Waits until the fetched rows are there and every warp has read the rows before them.
   __device__ static void arrive() {
     ptx::cp_async_wait_group<0>();
     __syncthreads();
@@ -260,40 +266,32 @@ class Sm80Attention {
 #pragma unroll
     for (int m = 0; m < 2 * kTiles; ++m) {
       float sum = sum_[m];
+      // A value beyond float32 makes the sum NaN.
+#pragma unroll
+      for (int t = 0; t < 2 * kOutTiles; ++t) sum += 0 * out_[m / 2][t / 2][m % 2 * 2 + t % 2];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int local = warp_ * Tile::kWarpRows + 8 * m + lane_ / 4, r = first_ + local;
       if (r >= rows_) continue;
-      if (parts_ > 1) {
-        leave_part(m, local, sum);
-        continue;
-      }
-      const bool fault = keys_.fault();
+      const bool fault = keys_.fault() || sum != sum;
       const float factor = fault ? NAN : sum == 0 ? 0 : 1 / sum;
+      const float lse = fault      ? NAN
+                        : sum == 0 ? -INFINITY
+                                   : (maximum_[m] + log2f(sum)) * 0.6931471805599453f;
+      // Parts stay for merge_splits().
+      const int64_t state = static_cast<int64_t>(blockIdx.x) * Tile::kRows + local;
+      float* all_lse = call_.partials + static_cast<int64_t>(gridDim.x) * Tile::kRows * kDim;
+      const bool part = parts_ > 1;
+      void* to = part ? call_.partials : p_.out;
+      const int64_t row = part ? state : row_of(r);
 #pragma unroll
       for (int t = 0; t < kOutTiles; ++t) {
         const float* out = out_[m / 2][t] + m % 2 * 2;
-        store_2(p_.q_dtype, out[0] * factor, out[1] * factor, p_.out,
-                row_of(r) * kDim + 8 * t + 2 * (lane_ % 4));
+        store_2(part ? DType::kF32 : p_.q_dtype, out[0] * factor, out[1] * factor, to,
+                row * kDim + 8 * t + 2 * (lane_ % 4));
       }
-      if (lane_ % 4 == 0) {
-        p_.lse[row_of(r)] = fault      ? NAN
-                            : sum == 0 ? -INFINITY
-                                       : (maximum_[m] + log2f(sum)) * 0.6931471805599453f;
-      }
+      if (lane_ % 4 == 0) (part ? all_lse[state] : p_.lse[row]) = lse;
     }
-  }
-
-  // For the merge: [values [d], maximum, sum] of a row.
-  __device__ void leave_part(int m, int local, float sum) const {
-    float* to =
-        call_.partials + (static_cast<int64_t>(blockIdx.x) * Tile::kRows + local) * (kDim + 2);
-#pragma unroll
-    for (int t = 0; t < kOutTiles; ++t) {
-      const float* out = out_[m / 2][t] + m % 2 * 2;
-      *reinterpret_cast<float2*>(to + 8 * t + 2 * (lane_ % 4)) = make_float2(out[0], out[1]);
-    }
-    if (lane_ % 4 == 0) *reinterpret_cast<float2*>(to + kDim) = make_float2(maximum_[m], sum);
   }
 
   const Sm80Attend& call_;
@@ -307,7 +305,7 @@ class Sm80Attention {
   const int lane_, warp_;
   uint16_t *key_rows_, *value_rows_, *high_, *low_;
   int begin_ = 0, end_ = 0;
-  // Of row 8 m + lane / 4 of the warp's.
+  // State of row 8 m + lane / 4 of the warp's rows.
   float maximum_[2 * kTiles], sum_[2 * kTiles] = {};
   float out_[kTiles][kOutTiles][4] = {};
 };

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
+#include "libruntime/kernels/cuda/prefill/common/tiles.h"
 #include "libruntime/kernels/cuda/prefill/prefill.h"
 
 namespace sqz::cuda {
@@ -25,15 +26,13 @@ struct Sm80Attend {
 
 // How rows and keys are cut.
 struct Sm80Cut {
-  int row_tiles, parts;
+  QueryTiles tiles;
+  int parts;
 };
 
 size_t sm80_attend_workspace(int multiprocessors, int dim);
 
 // Results depend on the number of multiprocessors, not on timing.
 Status sm80_attend(const Sm80Attend& call, cudaStream_t stream);
-
-// What attention left in parts, into the result. rows: of a row tile.
-Status sm80_merge(const Sm80Attend& call, const Sm80Cut& cut, int rows, cudaStream_t stream);
 
 }  // namespace sqz::cuda

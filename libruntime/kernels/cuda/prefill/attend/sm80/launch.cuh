@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "libruntime/kernels/cuda/common/launch_options.h"
+#include "libruntime/kernels/cuda/prefill/attend/merge.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.h"
 
@@ -31,17 +32,29 @@ Status launch_sm80_attend(const Sm80Attend& call, cudaStream_t stream) {
     static_assert(Tile::kRows <= kSm80Rows);
     const int64_t bytes = sm80_bytes<kDim>((wide ? 2 : 1) * Tile::kRows + 2 * Tile::kStream);
     Sm80Cut cut;
-    cut.row_tiles = (rows + Tile::kRows - 1) / Tile::kRows;
+    cut.tiles = query_tiles(call.blocks, p.group, Tile::kRows);
+    const int64_t row_tiles = pairs * cut.tiles.tiles_of_block;
     const int64_t blocks = std::clamp<int64_t>(p.device.block_shared / bytes, 1, 2);
-    const int64_t most = kSm80Waves * int64_t{p.device.multiprocessors} / (pairs * cut.row_tiles);
+    const int64_t most = kSm80Waves * int64_t{p.device.multiprocessors} / row_tiles;
     const int64_t wanted = (p.slots + p.exact + kSm80LeastKeys - 1) / kSm80LeastKeys;
-    cut.parts =
-        parts_of(pairs * cut.row_tiles, blocks * p.device.multiprocessors, std::min(most, wanted));
+    cut.parts = parts_of(row_tiles, blocks * p.device.multiprocessors, std::min(most, wanted));
     SQZ_RETURN_IF_ERROR(launch_blocks(bf16 ? sm80_attend_kernel<Bf16, kDim, tiles.value>
                                            : sm80_attend_kernel<F16, kDim, tiles.value>,
-                                      pairs * cut.row_tiles * cut.parts, Tile::kThreads, bytes,
-                                      Device(), stream, call, cut));
-    return cut.parts > 1 ? sm80_merge(call, cut, Tile::kRows, stream) : Status();
+                                      row_tiles * cut.parts, Tile::kThreads, bytes, Device(),
+                                      stream, call, cut));
+    if (cut.parts == 1) return {};
+    MergeSplits merge;
+    merge.shape = {p.dtype, p.dim, p.kv_heads, p.group, 0};
+    merge.blocks = call.blocks;
+    merge.tiles = cut.tiles;
+    merge.dtype = p.q_dtype;
+    merge.out = p.out;
+    merge.lse = p.lse;
+    merge.rows = Tile::kRows;
+    merge.partial_out = call.partials;
+    merge.partial_lse = call.partials + row_tiles * cut.parts * Tile::kRows * kDim;
+    merge.parts = cut.parts;
+    return merge_splits(merge, p.device, stream);
   });
 }
 

@@ -28,13 +28,6 @@ struct alignas(16) WorkItem {
 };
 static_assert(sizeof(WorkItem) == 32);
 
-// A tile of query rows whose keys were split over `parts` consecutive slots.
-struct alignas(16) SplitTile {
-  int32_t block, kv_head, tile;
-  int32_t slot, parts;
-  int32_t unused[3];
-};
-
 struct WorkCounts {
   uint32_t items, splits;
   uint32_t next;  // item that the next free block takes
@@ -52,13 +45,13 @@ struct Config {
   static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
   static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;
   static constexpr int kTileBytes = kKeys * kChunks * kRowBytes;
-  // Of codes, a byte a number; with a word for each key and producer.
+  // Codes have a byte a number, and a word for each key and producer.
   static constexpr int kCodeBytes = kCoded ? kTileBytes / 2 : 0;
   static constexpr int kStageBytes = 2 * (kTileBytes + kCodeBytes) + (kCoded ? 16 * kKeys : 0);
   static constexpr int kFit = (kSharedLimit - 2048 - kQueryBytes) / kStageBytes;
   static constexpr int kMost = kKeys > 64 ? 4 : 6;
   static constexpr int kStages = kFit < kMost ? kFit : kMost;
-  // Of a thread. Fetching many short runs wants more than 24.
+  // Registers of a thread. Fetching many short runs wants more than 24.
   static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : kCoded ? 208 : 224;
   static constexpr int kProducerRegisters = kKeys > 128 ? 24 : kCoded ? 88 : 56;
   static_assert(kKeys % 16 == 0 && kStages >= 2);

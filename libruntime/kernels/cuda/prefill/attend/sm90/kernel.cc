@@ -87,7 +87,20 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   SQZ_RETURN_IF_ERROR(call.shape.dtype == DType::kBF16
                           ? launch<__nv_bfloat16>(params, multiprocessors, stream)
                           : launch<__half>(params, multiprocessors, stream));
-  return launch_merge(params, multiprocessors, stream);
+  MergeSplits merge;
+  merge.shape = params.shape;
+  merge.blocks = params.blocks;
+  merge.tiles = params.tiles;
+  merge.dtype = params.shape.dtype;
+  merge.out = params.out;
+  merge.lse = params.lse;
+  merge.rows = params.slot_rows();
+  merge.partial_out = params.partial_out;
+  merge.partial_lse = params.partial_lse;
+  merge.splits = params.splits;
+  merge.count = &params.counts->splits;
+  const Device hopper = {.capability = 90, .compiled = 90, .multiprocessors = multiprocessors};
+  return merge_splits(merge, hopper, stream);
 }
 
 }  // namespace sqz::cuda

@@ -248,7 +248,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
   auto release = [&](uint64_t* barrier) { ptx::mbarrier_arrive_warp(barrier); };
 
   const int first_row = (kSmallM ? 0 : 64 * warpgroup) + 16 * warp + (lane >> 2);
-  // Of the tokens of this lane's rows.
+  // The bits of the tokens of this lane's rows.
   uint32_t bits[2] = {0, 0};
   if (kMasked) {
 #pragma unroll
@@ -352,7 +352,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const bool fault = (kMasked ? faults & bits[half] : faults) != 0;
-      RowEnd end = softmax.finish(half);  // by all lanes
+      RowEnd end = softmax.template finish<Config::kDim>(half, out);  // by all lanes
       if (fault) end = {NAN, NAN};
       lse[half] = end.lse;
 #pragma unroll

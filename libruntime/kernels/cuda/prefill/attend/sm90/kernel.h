@@ -1,13 +1,14 @@
 // The parts of prefill_attend(): schedule, attend, merge.
 #pragma once
 
+#include "libruntime/kernels/cuda/prefill/attend/merge.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
 #include "libruntime/kernels/cuda/prefill/common/tiles.h"
 #include "libruntime/kernels/cuda/prefill/prefill.h"
 
 namespace sqz::cuda::prefill {
 
-// What every kernel of an attend call takes.
+// Parameters of every kernel of an attend call.
 struct PrefillAttendParams : PrefillAttend {
   QueryTiles tiles = {};
   int32_t exact = 0;      // exact keys that are attended
@@ -42,8 +43,5 @@ constexpr int tile_keys(int dim, bool small_m, bool masked, bool coded) {
   if (small_m || coded) return 64;
   return dim == 256 ? (masked ? 64 : 80) : dim == 128 && !masked ? 176 : 128;
 }
-
-// Partial states of split tiles into out and lse, in the order of their keys.
-Status launch_merge(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream);
 
 }  // namespace sqz::cuda::prefill

@@ -16,7 +16,7 @@
 
 namespace sqz::cuda::prefill {
 
-// Of the warps that copy a tile of keys or values, at its barrier; and one for its masks.
+// Arrivals of the warps that copy a tile of keys or values, at its barrier; and one for its masks.
 template <class Config>
 constexpr uint32_t copy_arrivals() {
   return 1 + ptx::kWarpArrivals * (Config::kFirstChunks < Config::kChunks ? 2 : 1);

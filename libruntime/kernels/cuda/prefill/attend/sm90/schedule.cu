@@ -23,7 +23,7 @@ constexpr int kLeastPart = 8;    // tiles of keys: below, the merge costs more t
 constexpr int kItemCost = 1;     // in tiles of keys: beginning and end of an item
 constexpr int kPartCost = 3;     // writing and merging of a partial state
 
-// Those costs in a call's own tiles: of small-M calls these are a third as large.
+// Costs in a call's own tiles: the tiles of small-M calls are a third as large.
 __device__ __forceinline__ uint32_t own_tiles(const PrefillAttendParams& params, int tiles) {
   return params.small_m ? 3 * tiles : tiles;
 }
@@ -78,7 +78,7 @@ __device__ __forceinline__ int32_t tiles_of_part(const Group& group, int32_t par
   return (group.cost + parts - 1) / parts;
 }
 
-// What a part of a list takes, in tiles of keys.
+// The cost of a part of a list, in tiles of keys.
 __device__ __forceinline__ uint32_t cost_of_part(const PrefillAttendParams& params,
                                                  const Group& group, int32_t parts) {
   return tiles_of_part(group, parts) + own_tiles(params, kItemCost + (parts > 1 ? kPartCost : 0));

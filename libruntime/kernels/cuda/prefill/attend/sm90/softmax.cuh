@@ -5,6 +5,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
+#include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
@@ -21,6 +24,13 @@ template <>
 __device__ __forceinline__ uint32_t pack_pair<__half>(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// As pack_pair(); beyond the largest number it is that.
+template <class T>
+__device__ __forceinline__ uint32_t pack_result(float low, float high) {
+  constexpr DType kType = std::is_same_v<T, __half> ? DType::kF16 : DType::kBF16;
+  return pack_pair<T>(saturated(kType, low), saturated(kType, high));
 }
 
 struct RowEnd {
@@ -70,7 +80,7 @@ class Softmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float shift = fmaxf(shift_[half], maximum[half]);
-        // Of no keys so far: any factor will do, but not -inf - -inf.
+        // Without keys so far any factor will do, but not -inf - -inf.
         factor_[half] = shift == -INFINITY ? 1.0f : ptx::ex2_approx(shift_[half] - shift);
         shift_[half] = shift;
         sum_[half] *= factor_[half];
@@ -112,9 +122,14 @@ class Softmax {
     for (int i = 0; i < kDim / 2; ++i) out[i] *= factor_[(i >> 1) & 1];
   }
 
-  // Of row r + 8 half.
-  __device__ __forceinline__ RowEnd finish(int half) const {
+  // Ends row r + 8 half, with these values. NaN if a value is beyond float32.
+  template <int kDim>
+  __device__ __forceinline__ RowEnd finish(int half, const float (&out)[kDim / 2]) const {
     float sum = sum_[half];
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) {
+      if (i / 2 % 2 == half) sum += 0 * out[i];
+    }
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (sum == 0) return {0.0f, -INFINITY};

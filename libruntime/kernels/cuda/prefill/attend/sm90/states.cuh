@@ -1,5 +1,4 @@
-// What a consumer warpgroup has at the end of an item, 64 rows in wgmma's layout, and where it
-// goes.
+// Stores the state of a consumer warpgroup at the end of an item, 64 rows in wgmma's layout.
 #pragma once
 
 #include <type_traits>
@@ -82,7 +81,7 @@ __device__ __forceinline__ void store_row(const PrefillAttendParams& params, int
     if (state >= 0) {
       *reinterpret_cast<float2*>(partial + 8 * j) = pair;
     } else {
-      final[4 * j + lane] = pack_pair<T>(pair.x, pair.y);
+      final[4 * j + lane] = pack_result<T>(pair.x, pair.y);
     }
   }
 }

@@ -1,25 +1,23 @@
-// Partial states of tiles whose keys were split, merged in the order of their keys: a warp for 64
-// columns of a row.
+// A warp merges 64 columns of a row.
 #include <algorithm>
 
-#include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
-#include "libruntime/kernels/cuda/prefill/attend/sm90/softmax.cuh"
+#include "libruntime/kernels/cuda/common/element.cuh"
+#include "libruntime/kernels/cuda/prefill/attend/merge.h"
 #include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 
-namespace sqz::cuda::prefill {
+namespace sqz::cuda {
 namespace {
 
 constexpr int kMergeThreads = 256;
 constexpr int kBatch = 16;  // states whose rows are under way at once
 
 // Columns [first, first + 64), two a lane.
-template <class T>
-__device__ void merge_row(const PrefillAttendParams& params, const SplitTile& tile, int row,
-                          int first, int64_t query) {
+__device__ void merge_row(const MergeSplits& params, const SplitTile& tile, int row, int first,
+                          int64_t query) {
   const int lane = threadIdx.x & 31, column = first + 2 * lane;
   const bool is = column < params.shape.dim;
-  const int rows = params.slot_rows(), states = tile.parts;
+  const int rows = params.rows, states = tile.parts;
   const int64_t at = static_cast<int64_t>(tile.slot) * rows + row;
   const float* lse = params.partial_lse + at;
   float maximum = -INFINITY;
@@ -28,6 +26,7 @@ __device__ void merge_row(const PrefillAttendParams& params, const SplitTile& ti
   for (int step = 16; step > 0; step /= 2) {
     maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
   }
+  maximum += 8;  // so that values of e^8 states can be added up
   float sum = 0;
   float2 out = {0, 0};
   const float* from = params.partial_out + at * params.shape.dim + (is ? column : 0);
@@ -57,40 +56,44 @@ __device__ void merge_row(const PrefillAttendParams& params, const SplitTile& ti
   }
   const float inverse = sum == 0 ? 0.0f : 1 / sum;
   if (is) {
-    *reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * params.shape.dim + column) =
-        pack_pair<T>(out.x * inverse, out.y * inverse);
+    store_2(params.dtype, out.x * inverse, out.y * inverse, params.out,
+            query * params.shape.dim + column);
   }
   if (column == 0) params.lse[query] = sum == 0 ? -INFINITY : maximum + logf(sum);
 }
 
-template <class T>
 __global__ void __launch_bounds__(kMergeThreads)
-    merge_kernel(const __grid_constant__ PrefillAttendParams params) {
-  begin_dependent();
-  const int rows = params.slot_rows(), parts = (params.shape.dim + 63) / 64;
-  const int64_t all = static_cast<int64_t>(params.counts->splits) * rows * parts;
+    merge_kernel(const __grid_constant__ MergeSplits call) {
+  prefill::begin_dependent();
+  const QueryTiles& tiles = call.tiles;
+  const int kv_heads = call.shape.kv_heads, columns = (call.shape.dim + 63) / 64;
+  const int64_t count = call.splits != nullptr
+                            ? int64_t{*call.count}
+                            : int64_t{call.blocks.count} * kv_heads * tiles.tiles_of_block;
+  const int64_t all = count * call.rows * columns;
   const int64_t warps = gridDim.x * (kMergeThreads / 32);
   for (int64_t i = blockIdx.x * (kMergeThreads / 32) + threadIdx.x / 32; i < all; i += warps) {
-    const SplitTile tile = params.splits[i / (rows * parts)];
-    const int within = static_cast<int>(i % (rows * parts)), row = within / parts;
-    const int64_t query =
-        query_index(params.tiles, block_of(params.blocks, tile.block), tile.kv_head,
-                    params.shape.kv_heads, params.shape.group, tile.tile, row);
-    if (query >= 0) merge_row<T>(params, tile, row, within % parts * 64, query);
+    const auto number = static_cast<int32_t>(i / (call.rows * columns));
+    const int32_t list = number / tiles.tiles_of_block;
+    SplitTile tile = {list / kv_heads,     list % kv_heads, number % tiles.tiles_of_block,
+                      number * call.parts, call.parts,      {}};
+    if (call.splits != nullptr) tile = call.splits[number];
+    const int within = static_cast<int>(i % (call.rows * columns)), row = within / columns;
+    const int64_t query = query_index(tiles, block_of(call.blocks, tile.block), tile.kv_head,
+                                      kv_heads, call.shape.group, tile.tile, row);
+    if (query >= 0) merge_row(call, tile, row, within % columns * 64, query);
   }
 }
 
 }  // namespace
 
-Status launch_merge(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream) {
-  const bool bf16 = params.shape.dtype == DType::kBF16;
-  auto* kernel = bf16 ? merge_kernel<__nv_bfloat16> : merge_kernel<__half>;
+Status merge_splits(const MergeSplits& call, const Device& device, cudaStream_t stream) {
   const int64_t tiles =
-      int64_t{params.blocks.count} * params.shape.kv_heads * params.tiles.tiles_of_block;
-  const int64_t warps = tiles * params.slot_rows() * ((params.shape.dim + 63) / 64);
-  const auto blocks = static_cast<unsigned>(
-      std::min<int64_t>(4 * multiprocessors, (warps * 32 + kMergeThreads - 1) / kMergeThreads));
-  return launch_dependent(kernel, blocks, kMergeThreads, 0, stream, params);
+      int64_t{call.blocks.count} * call.shape.kv_heads * call.tiles.tiles_of_block;
+  const int64_t warps = tiles * call.rows * ((call.shape.dim + 63) / 64);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(
+      4 * device.multiprocessors, (warps * 32 + kMergeThreads - 1) / kMergeThreads));
+  return launch_blocks(merge_kernel, blocks, kMergeThreads, 0, device, stream, call);
 }
 
-}  // namespace sqz::cuda::prefill
+}  // namespace sqz::cuda
