@@ -41,7 +41,7 @@ enum class AssignKernel : int32_t {
   kHopper = 2,  // compute capability 9.0; d of 64, 96, 128 or 256
 };
 
-// What a run found wrong with the points, as bits of KmeansParams::fault.
+// Faults of the points that a run found, as bits of KmeansParams::fault.
 inline constexpr uint32_t kKmeansFaultNotFinite = 1;  // a NaN, an infinity or a norm above 1e18
 
 struct KmeansParams {

@@ -13,7 +13,7 @@
 namespace sqz::cuda {
 namespace {
 
-// What a level of the tree needs on the device, for a group of heads (G).
+// The device memory of a level of the tree, for a group of heads (G).
 struct LevelMemory {
   int32_t clusters = 0, children = 0;             // n_k; n_{k+1}, or M at the finest level
   void* centroids = nullptr;                      // [G, n_k, padded d] bf16; then means of values

@@ -11,7 +11,7 @@
 namespace sqz::cuda {
 namespace {
 
-// Of what grows with the blocks of a chunk.
+// Most memory for the blocks of a chunk.
 constexpr int64_t kSm80Bytes = int64_t{64} << 20, kSm90Bytes = int64_t{512} << 20;
 
 // Whether each request has one token.
@@ -189,7 +189,7 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
           add_counters(counters, static_cast<unsigned long long>(blocks), 0, 0, stream));
     }
     SQZ_RETURN_IF_ERROR(unpack(blocks, dense ? counters + 2 : nullptr));
-    // What is read is the same for all tokens: they share one reading of the keys.
+    // All tokens read the same keys, so they share one reading of them.
     chunks_.list_whole(call.tokens);
   }
   for (size_t begin = 0; begin < chunks_.size();) {

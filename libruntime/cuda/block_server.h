@@ -34,7 +34,7 @@ class BlockServer {
   Result<RunLists> select(const AttendCall& call, bool sm90);
 
  private:
-  // What grows with the blocks that are served at once.
+  // Memory that grows with the blocks that are served at once.
   struct Chunk {
     DeviceMemory memory;
     int64_t blocks = 1;
@@ -69,7 +69,7 @@ class BlockServer {
   int64_t attend_bytes_ = 0;
   std::vector<LevelMaps> level_maps_;  // [layers, kMostLevels]
 
-  // Of the layer that is served, where it has rows of codes: [Hkv, M, d].
+  // The unpacked rows of the layer that is served, if it has rows of codes: [Hkv, M, d].
   DeviceMemory unpacked_memory_;
   UnpackedRows unpacked_;
 };

@@ -23,7 +23,7 @@ inline Status cuda_status(cudaError_t error, std::string_view what) {
   return {code, concat(what.substr(0, what.find('(')), ": ", cudaGetErrorString(error))};
 }
 
-// What a session on a GPU does not do.
+// The status of something that a session on a GPU does not do.
 inline Status unsupported_on_gpu(const char* what, const char* expected) {
   return {Code::kUnsupported, concat("device_type 2 (CUDA): ", what, "; expected ", expected)};
 }

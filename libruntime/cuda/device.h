@@ -13,7 +13,7 @@
 
 namespace sqz::cuda {
 
-// What the CUDA runtime says of a machine. Versions as CUDA counts them: 13000 is 13.0; a driver of
+// The CUDA runtime's answers about a machine. Versions are CUDA's: 13000 is 13.0; a driver of
 // version 0 is none.
 struct DeviceProbe {
   cudaError_t error = cudaSuccess;
@@ -34,8 +34,8 @@ Status check_probe(const DeviceProbe& probe, int gpu);
 // size need no more.
 inline constexpr size_t kLeastBlockShared = size_t{99} << 10;
 
-// What kernels ask of a GPU before they are launched. Plain numbers: kernels get it with their
-// parameters.
+// Properties of a GPU that decide how kernels are launched. Plain numbers: kernels get them with
+// their parameters.
 struct Device {
   int32_t capability = 0;  // compute capability: 80 is 8.0
   int32_t compiled = 0;    // the one that the kernels which run here were compiled for; not greater

@@ -31,7 +31,7 @@ class Placement {
   const T* take(int64_t layer, const std::vector<T>& from) {
     return take(layer, from.data(), static_cast<int64_t>(from.size() * sizeof(T)), false);
   }
-  // Of all heads: from [heads, rows, columns].
+  // Takes the weights of all heads, from [heads, rows, columns].
   const void* take_weights(int64_t layer, const float* from, int64_t heads, int64_t rows,
                            int64_t columns) {
     const auto bytes = static_cast<size_t>(weight_bytes(rows, columns));

@@ -27,7 +27,7 @@ Status find_driver_function(const char* name, Function& function) {
 // cuTensorMapEncodeTiled; rows of a box have `row_bytes` (64 or 128), over which it is swizzled.
 Status encode_tensor_map(CUtensorMap& map, const void* data, uint32_t rank, const uint64_t* sizes,
                          const uint64_t* strides, const uint32_t* box, uint32_t row_bytes);
-// Of `data` [heads, rows, dim]: boxes of box_rows rows and row_bytes bytes of each.
+// A map of `data` [heads, rows, dim] in boxes of box_rows rows and row_bytes bytes of each.
 Status encode_rows(CUtensorMap& map, const void* data, int64_t heads, int64_t rows, int64_t dim,
                    uint32_t box_rows, uint32_t row_bytes);
 

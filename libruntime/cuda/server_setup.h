@@ -1,4 +1,4 @@
-// What a session knows when it is created, for the servers that it is put together from.
+// A session hands this to the servers that it consists of when it is created.
 #pragma once
 
 #include <span>
@@ -20,7 +20,7 @@ struct ServerSetup {
   const ServedIndex* index = nullptr;
   const DeviceIndex* uploaded = nullptr;
   const SelectionPlan* plan = nullptr;
-  // Of the layers, as for decoding: without levels where nothing is looked up.
+  // The layers, as for decoding: without levels where nothing is looked up.
   std::span<const LookupParams> lookups;
   bool clusters = false;                  // are looked up: the selector squeezed selects
   bool blocks_look_up = false;            // blocks of tokens do, of clusters, pages or buckets

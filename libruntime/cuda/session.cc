@@ -40,7 +40,7 @@ Status CudaSession::check_call(const AttendCall& call) const {
   }
   if (is_coded(call.layer)) return {};
   if (max_request_tokens_ > 1 || !has_blocks(call)) return {};
-  // What is read without a lookup is the same for every token.
+  // Without a lookup every token reads the same keys.
   if (!selects(call.layer) || static_ != nullptr) return {};
   return unsupported_on_gpu("found a request with several query tokens",
                             "one token a request, as options.max_request_tokens says");
@@ -89,7 +89,7 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
     params.exact_skipped = std::max(exact_skipped_, call.skip);
     params.after_lookup = static_ == nullptr;
   }
-  // What a static selector reads is counted before.
+  // The keys of a static selector are counted before.
   if (!params.lists.of_heads) params.counters = &counters_[call.layer].selections;
   params.workspace = attend_workspace_;
   params.device = gpu_;
@@ -218,7 +218,7 @@ Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) co
   out.keys_possible = heads * static_cast<uint64_t>(view.slots);
   out.keys_read = selects(layer) ? found.keys : out.keys_possible;
   if (index_->metadata().pruned && view.slots > 0) {
-    // What a pruned layer left out was possible, too.
+    // The keys that a pruned layer left out were possible, too.
     out.keys_possible = heads * static_cast<uint64_t>(index_->metadata().tokens - view.exact);
   }
   out.bytes_read = (2 * heads * (exact - skipped) + found.vectors) * row +

@@ -36,7 +36,7 @@ class CudaSession final : public ServingSession {
   Status clear_totals() override;
 
  private:
-  // What the kernels add to, of a layer.
+  // The kernels add to these counters of a layer.
   struct DeviceCounters {
     unsigned long long selections, keys, vectors;
   };
@@ -52,7 +52,7 @@ class CudaSession final : public ServingSession {
 
   Counters counters_of(int64_t layer, const DeviceCounters& found) const;
   bool selects(int64_t layer) const;
-  // Which kernels serve a call: the one place that decides.
+  // The kernels that serve a call. This is the one place that decides.
   enum class Route {
     kDecode,       // a token a request; each reads its own selection
     kBatch,        // a token a request; what any of them selected is read once

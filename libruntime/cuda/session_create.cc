@@ -18,7 +18,7 @@ constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
 
 static_assert(kMostLevels == kMaxLevels);
 
-// What a selector looks up in a layer: sets `to.levels` and the levels.
+// Sets `to.levels` and the levels that a selector looks up in a layer.
 using SetLevels = void (*)(const DeviceLayer& from, const SelectionPlan& plan, int64_t layer,
                            LookupParams& to);
 

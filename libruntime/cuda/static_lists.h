@@ -1,5 +1,5 @@
-// What selectors that look at no query read (stream, window, h2o) on a GPU: known when a session is
-// created, the same for every query. Lists of it stay in device memory.
+// The keys of selectors that look at no query (stream, window, h2o) on a GPU: known when a session
+// is created, the same for every query. Lists of it stay in device memory.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ class StaticLists {
   // runs[layer]: empty where a layer is read whole. The device is current.
   static Result<std::unique_ptr<StaticLists>> create(std::vector<HeadRuns> runs);
 
-  // Of one layer, in device memory: a list a KV head.
+  // The lists of one layer, in device memory: a list a KV head.
   const RunLists& lists(int64_t layer) const { return layers_[at(layer)].lists; }
   // That one selection reads of a layer, over its KV heads.
   int64_t keys(int64_t layer) const { return layers_[at(layer)].keys; }

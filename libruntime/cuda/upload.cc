@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kBuffers = 4;  // of a thread: one is read into, others copied from
 
-// What one thread owns.
+// The CUDA objects of one thread.
 struct Lane {
   cudaStream_t stream = nullptr;
   std::byte* buffer[kBuffers] = {};
@@ -29,7 +29,7 @@ struct Lane {
     }
     return {};
   }
-  // What buffer `at` has, to its place.
+  // Copies buffer `at` to its place.
   Status send(const Copy& piece, int at) {
     SQZ_RETURN_IF_CUDA_ERROR(
         cudaMemcpyAsync(piece.to, buffer[at], piece.bytes, cudaMemcpyHostToDevice, stream));

@@ -1,4 +1,4 @@
-// What rules that count want of every KV head: of the rule `budget` keys, round(share * M), of the
+// Rules that count want so much of every KV head: the rule `budget` round(share * M) keys, the
 // selector quest pages.
 #pragma once
 
@@ -9,8 +9,8 @@ namespace sqz::cuda {
 
 inline constexpr int kScopes = Calibration::kScopes;
 
-// Of the first `scopes` scopes, to wanted [scopes, layers, Hkv] on the device; zeros where nothing
-// is counted.
+// Writes wanted [scopes, layers, Hkv] on the device for the first `scopes` scopes; zeros where
+// nothing is counted.
 Status upload_wanted_keys(const SelectionPlan& plan, const ServedIndex& index, int scopes,
                           uint32_t* wanted);
 

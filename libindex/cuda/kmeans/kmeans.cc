@@ -68,7 +68,7 @@ struct Workspace {
   uint32_t* counters;  // kCounters, then the sizes
   uint2* seats;
   uint2* donors;
-  // What is kept from update to update; null where it would not pay.
+  // State from update to update; null if keeping it would not pay.
   int32_t* sums;
   uint32_t *places, *order, *offsets;
   size_t bytes;

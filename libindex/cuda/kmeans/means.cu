@@ -1,4 +1,4 @@
-// What an index stores of the clusters: means, rows in slot order, clusters in tree order.
+// Writes what an index stores of the clusters: means, rows in slot order, clusters in tree order.
 #include <cuda_fp16.h>
 
 #include "libindex/cuda/kmeans.h"

@@ -1,4 +1,4 @@
-// What turns the result of k-means into what an index stores, beside kmeans.h: rows in another
+// Turns the result of k-means into the data of an index, beside kmeans.h: rows in another
 // type, sizes of clusters of clusters, the order of clusters in the file. Device pointers and a
 // stream, no allocation, no waiting.
 #pragma once

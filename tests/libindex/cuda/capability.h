@@ -1,4 +1,4 @@
-// Which GPU the CUDA tests run on.
+// The GPU that the CUDA tests run on.
 #pragma once
 
 #include <cstdlib>

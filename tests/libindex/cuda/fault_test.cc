@@ -61,7 +61,7 @@ class Builds : public ::testing::TestWithParam<bool> {
     code_ = status.code();
     return status.message();
   }
-  // What was built, which is removed.
+  // The file that was built, which is removed.
   std::string take() const {
     std::ifstream in(folder_.file("a.sqz"), std::ios::binary);
     std::filesystem::remove(folder_.file("a.sqz"));

@@ -151,7 +151,7 @@ void expect_exact(const std::vector<uint32_t>& labels, const std::vector<uint16_
                       << shape.clusters;
 }
 
-// What every result must be, whatever the points.
+// Checks that hold for every result, whatever the points.
 void expect_partition(const Outcome& out, const KmeansShape& shape) {
   const auto n = static_cast<size_t>(shape.points), c = static_cast<size_t>(shape.clusters);
   EXPECT_EQ(out.fault, 0u);

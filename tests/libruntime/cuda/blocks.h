@@ -49,7 +49,7 @@ struct BlockOptions {
   // Queries as bf16 has them, of which kernels that take f32 in two parts round nothing: two scores
   // within that rounding may be chosen either way.
   bool plain_queries = false;
-  // Of 16-bit queries, what the rounding of unpacked keys adds to log-sum-exps; as many times the
+  // With 16-bit queries the rounding of unpacked keys adds this to log-sum-exps; as many times the
   // error of everything.
   double lse_slack = 0, rounding = 1;
 };

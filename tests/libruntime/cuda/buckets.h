@@ -73,8 +73,8 @@ inline SelectionRequest keep_buckets(double share) {
   return request;
 }
 
-// Of tokens at positions kBucketTokens, kBucketTokens + 7, ...; [T, Hq, d] before RoPE and after
-// it.
+// Queries of tokens at positions kBucketTokens, kBucketTokens + 7, ...; [T, Hq, d] before RoPE and
+// after it.
 struct BucketQueries {
   std::vector<float> before, after;
   std::vector<int64_t> positions;

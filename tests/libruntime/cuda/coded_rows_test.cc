@@ -63,7 +63,7 @@ struct Unpacked {
   }
 };
 
-// Those of float64, rounded once.
+// Rows of float64, rounded once.
 TEST_F(CodedRowsTest, UnpackedRows) {
   for_rows([](const TinyIndexOptions& options) {
     const Served served = serve_coded(options, {.rows = RowKind::kQ8});
@@ -134,7 +134,7 @@ TEST_F(CodedRowsTest, UnpackedRowsOfLists) {
       ASSERT_EQ(found[i], there ? keys[i] : 0xFFFF) << i;
       ASSERT_EQ(found_values[i], there ? values[i] : 0xFFFF) << i;
     }
-    // What is there is not written again.
+    // Rows that are there are not written again.
     ASSERT_EQ(cudaMemset(some.keys.get(), 0xFF, keys.size() * 2), cudaSuccess);
     ASSERT_TRUE(unpack_rows(params, 2, some.to, nullptr, nullptr).ok());
     ASSERT_THAT(some.keys.host(), ::testing::Each(0xFFFF));

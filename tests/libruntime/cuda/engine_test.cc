@@ -1,4 +1,4 @@
-// What engines need of the C ABI (tests/libruntime/engine_test.cc) on a GPU, beside the same calls
+// Engines' needs of the C ABI (tests/libruntime/engine_test.cc) on a GPU, beside the same calls
 // on the CPU: strides of lse, sessions and no context a request, ranks of KV heads, captured calls.
 #include <gmock/gmock.h>
 

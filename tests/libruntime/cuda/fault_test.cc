@@ -1,4 +1,4 @@
-// What the C ABI does when CUDA fails: each call of it in turn, a GPU without memory, and one that
+// The C ABI when CUDA fails: each call of it in turn, a GPU without memory, and one that
 // is lost.
 #include <unistd.h>
 

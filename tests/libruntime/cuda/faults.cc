@@ -37,7 +37,7 @@ cudaError_t fail_or(const char* name, int change, bool always, Call&& call) {
 
 #define SQZ_ORIGINAL(function) extern "C" decltype(function) __real_##function
 
-// What the driver's functions are replaced by, once they were asked for.
+// Replacements of the driver's functions, once they were asked for.
 #define SQZ_DRIVER(function, params, args)                            \
   decltype(&function) real_##function = nullptr;                      \
   CUresult wrapped_##function params {                                \

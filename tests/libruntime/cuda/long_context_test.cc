@@ -45,7 +45,7 @@ TEST_P(LongContext, TokensAndPrompts) {
       ASSERT_TRUE(expected.ok()) << expected.status().message();
       test::expect_rows_close(call.output(), *expected, o.head_dim);
     }
-    // Of so many clusters a few scores are as near to the cutoff as float32 rounds.
+    // With so many clusters a few scores are as near to the cutoff as float32 rounds.
     const auto found = (*gpu)->totals(0);
     const Counters want = (*cpu)->counters(0);
     ASSERT_TRUE(found.ok());

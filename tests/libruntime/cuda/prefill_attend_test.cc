@@ -87,7 +87,7 @@ class Problem {
              static_cast<uint32_t>(random_.below(int64_t{1} << 32)) & ~4u;
     }
   }
-  // Those of a list's rows that a token of its block attends to.
+  // The rows of a list that a token of its block attends to.
   std::vector<const float*> attended(const std::vector<const float*>& rows, size_t list,
                                      int token) const {
     if (!c_.masked) return rows;

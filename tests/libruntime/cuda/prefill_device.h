@@ -80,7 +80,7 @@ struct DeviceRuns {
     copy(before.get(), host_before);
   }
 
-  // What the kernels left, checked: ascending, disjoint, neighbours merged, sums right.
+  // The kernels' lists, checked: ascending, disjoint, neighbours merged, sums right.
   std::vector<std::vector<SlotRun>> host() const {
     const auto host_totals = totals.host();
     const auto host_first = first.host(), host_before = before.host();

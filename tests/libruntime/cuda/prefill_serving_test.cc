@@ -59,7 +59,7 @@ TEST_F(PrefillServing, Dense) {
   EXPECT_EQ(compare(served, dense, {50, 3}, 32), 1.0);
 }
 
-// What is read is known, so that all tokens of a call share it; counted as on the CPU.
+// The keys are known, so all tokens of a call share them; counted as on the CPU.
 TEST_F(PrefillServing, SelectorsThatLookAtNoQuery) {
   TinyIndexOptions o = shape(128, 4, {40, 211});
   o.heavy_hitters = true;

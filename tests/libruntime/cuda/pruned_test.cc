@@ -12,7 +12,7 @@ class PrunedOnGpu : public ::testing::Test {
  protected:
   void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
 
-  // Of an index like `whole` what the policy reads.
+  // The keys of an index like `whole` that the policy reads.
   static testing::Served prune(const testing::Served& whole, const SelectionRequest& policy) {
     const testing::TemporaryDirectory directory;
     const std::string path = directory.file("pruned.sqz");

@@ -70,7 +70,7 @@ TEST(Threads, SessionsUploadsAndCaptures) {
   SQZ_SKIP_WITHOUT_GPU();
   const char* seconds = std::getenv("SQZ_THREADS_SECONDS");
   const std::chrono::seconds length(seconds == nullptr ? 4 : std::atoi(seconds));
-  // Of several sizes: the same kernels want different amounts of shared memory.
+  // Indexes of several sizes: the same kernels want different amounts of shared memory.
   const Served small = testing::serve(test::shape(128, 4, {40, 211})),
                large = testing::serve(test::shape(128, 4, {300, 1900}));
   const auto thresholds = test::with_thresholds({1e-4, 3e-4});

@@ -72,7 +72,7 @@ class Tokens {
     }
     for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], cpu.out_[i], 6e-3) << i;
   }
-  // What a call on the GPU would have written is not there.
+  // A call on the GPU would have written something that is not there.
   void clear() {
     EXPECT_EQ(cudaMemset(device_out_.get(), 0xFF, out_.size() * sizeof(float)), cudaSuccess);
   }

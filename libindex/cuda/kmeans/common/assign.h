@@ -1,4 +1,4 @@
-// What every assign kernel takes and leaves.
+// The inputs and outputs of every assign kernel.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -32,7 +32,8 @@ inline constexpr float kMarginPerDim = 1.01f / (1 << 22);
 
 inline constexpr int32_t kMaxClusters = 131072;
 
-// Of an entry of `order`, the point's number; the other two bits are the update's. Hence the limit.
+// The bits of an entry of `order` that number a point; the update uses the other two. Hence the
+// limit.
 inline constexpr uint32_t kPointBits = 0x3FFFFFFFu;
 inline constexpr int32_t kMaxPoints = 1 << 30;
 

@@ -31,7 +31,7 @@ inline bool is_kernel_dim(int64_t dim) {
                  [](auto) { return true; });
 }
 
-// Of kernels that hold a GQA group in the 8 upper rows of an mma.
+// The largest GQA group of kernels that hold it in the 8 upper rows of an mma.
 inline constexpr int kMostGroup = 8;
 inline Status check_group(int group) {
   if (group >= 1 && group <= kMostGroup) return {};

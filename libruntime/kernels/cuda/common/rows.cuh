@@ -35,7 +35,7 @@ __device__ __forceinline__ void make_query_rows(QueryRows<kDim>& to, int rows, i
   }
 }
 
-// What a lane holds of one row.
+// A lane's part of one row.
 template <int kDim>
 struct RowPart {
   uint4 words[kDim / 32];
@@ -44,7 +44,7 @@ struct RowPart {
 #pragma unroll
     for (int c = 0; c < kDim / 32; ++c) words[c] = load_stream(row + 64 * c + 16 * (lane % 4));
   }
-  // Of a row that is read again.
+  // load() of a row that is read again.
   __device__ __forceinline__ void load_kept(const char* row, int lane) {
 #pragma unroll
     for (int c = 0; c < kDim / 32; ++c) {

@@ -54,7 +54,7 @@ __device__ __forceinline__ uint4 decode_8(uint2 bytes, uint16_t scale, uint4 mea
                     two(kLow, bytes.y, means.z), two(kHigh, bytes.y, means.w));
 }
 
-// What a lane holds of one row: lane 4 n + t bytes [64 c + 16 t, + 16) of row n, for each c, and of
+// A lane's part of one row: lane 4 n + t has bytes [64 c + 16 t, + 16) of row n, for each c, and of
 // what is left, if 64 do not divide the row, 8 bytes.
 template <int kDim>
 struct RowPart8 {

@@ -1,4 +1,4 @@
-// What was selected, in device memory: between lookups, schedules and attention, and from one level
+// A selection in device memory: between lookups, schedules and attention, and from one level
 // of a lookup to the next. A pair is a (selection, KV head): pair = selection * Hkv + head. The
 // keys of a pair, or its clusters, are its runs, end to end. Runs may touch.
 #pragma once

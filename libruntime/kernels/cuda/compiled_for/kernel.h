@@ -1,4 +1,4 @@
-// Which kernels of this program the current device runs.
+// Tells which kernels of this program the current device runs.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,7 @@ __device__ inline void end_lists(const LookupParams& params, int64_t pair, int h
   atomicAdd(&params.counters[2], static_cast<unsigned long long>(centroids));
 }
 
-// Of a pair with a logit that is NaN or infinite: nothing is selected, and nothing counted.
+// Ends a pair with a logit that is NaN or infinite: nothing is selected, and nothing counted.
 __device__ inline void end_with_fault(const LookupParams& params, int64_t pair) {
   params.lists.totals[pair] = {0, 0, 1, 0};
 }
@@ -34,7 +34,7 @@ class Choice : protected CutoffSearch {
         pair_(pair),
         head_(pair_ % params.kv_heads) {}
 
-  // Of the slice's j-th.
+  // The j-th cluster of the slice.
   __device__ uint32_t cluster_of(const uint32_t* alive, uint32_t j) const {
     return alive == nullptr ? begin_ + j : __ldcg(alive + begin_ + j);
   }

@@ -54,7 +54,7 @@ constexpr int64_t cutoff_bytes(int team) {
   return static_cast<int64_t>(sizeof(CutoffShared)) + PushTeam::bin_bytes(team);
 }
 
-// Which of a thread's clusters are chosen: a bit for each of up to 32.
+// The chosen ones of a thread's clusters: a bit for each of up to 32.
 struct ChosenBits {
   uint32_t bits = 0;
 
@@ -110,7 +110,7 @@ class CutoffSearch : protected PushTeam {
     }
   };
 
-  // Which of this thread's clusters are among the best: until `wanted` keys are
+  // The ones of this thread's clusters that are among the best: until `wanted` keys are
   // passed, or, if `nearest`, with or without the last cluster, whichever is nearer. score(i) and
   // keys(i) of the i-th of `count`; those of score -infinity are not there. Equal scores go by
   // their place. `window`: where the cutoff is looked for first.

@@ -26,7 +26,7 @@ class PushTeam {
     uint64_t arrived[2];                     // mbarriers: all of an exchange is there
     uint2 warp_sums[2][kWarps];              // in turn
   };
-  // Of `bins`: where members send their bins, uint2 [2][team][kRadixBins].
+  // Bytes of `bins`, to which members send their bins: uint2 [2][team][kRadixBins].
   static constexpr int64_t bin_bytes(int team) {
     return static_cast<int64_t>(sizeof(uint2)) * 2 * kRadixBins * team;
   }
@@ -71,7 +71,7 @@ class PushTeam {
     }
     ptx::mbarrier_wait_parity(&shared_.arrived[turn()], exchange_ / 2 % 2);
   }
-  // What block `rank` has sent.
+  // The words that block `rank` has sent.
   __device__ uint2 received(int rank, int item) const { return *slot(rank, item); }
   // The sums of what all members sent for a bin.
   __device__ uint2 received_sums(int bin) const {
@@ -87,7 +87,7 @@ class PushTeam {
   __device__ void end_exchange() {
     ++exchange_;
   }
-  // What the team wrote before, to global memory, is seen after it.
+  // The team's writes to global memory before it are seen after it.
   __device__ void meet() const {
     __syncwarp();
     ptx::barrier_cluster();

@@ -36,7 +36,7 @@ struct BlockClassify {
 
   // Workspace.
   float* scores = nullptr;  // [pairs, C] log2 of the shares by size
-  // Of a stretch of `tokens`, at most kClassifyTokens; a head's rows are token * group +
+  // Matrices of a stretch of `tokens`, at most kClassifyTokens; a head's rows are token * group +
   // head of the group.
   int32_t tokens = 0;
   SplitMatrix queries, units;  // [rows, d], [rows, H]

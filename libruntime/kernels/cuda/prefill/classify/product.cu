@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads)
   const int first_weight = static_cast<int>(blockIdx.y) * kTiles;
   const uint4* rows = call.rows.words + head * call.rows.stride + first_row * columns * 64;
   const uint4* weights = call.weights + head * call.weight_stride;
-  // What is beyond the last row of tiles is not stored.
+  // Products beyond the last row of tiles are not stored.
   const auto fetch = [&](int column) {
     if (column < columns) {
       Stage& stage = ring[column % kRing];

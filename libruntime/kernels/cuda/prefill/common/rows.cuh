@@ -1,4 +1,4 @@
-// Which query a row of a tile is.
+// From a row of a tile to its query.
 #pragma once
 
 #include "libruntime/kernels/cuda/prefill/common/tiles.h"

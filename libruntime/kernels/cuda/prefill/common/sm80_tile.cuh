@@ -26,7 +26,7 @@ struct Sm80Tile {
   static constexpr int kChunks = kDim / 8;               // of 16 bytes
 };
 
-// Of so many rows in shared memory.
+// Bytes of so many rows in shared memory.
 template <int kDim>
 constexpr int64_t sm80_bytes(int rows) {
   return int64_t{rows} * Sm80Tile<kDim>::kStride * 2;

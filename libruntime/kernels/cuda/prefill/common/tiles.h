@@ -1,4 +1,4 @@
-// What the prefill kernels share on the host and on the device: the tiles of query rows, and the
+// The prefill kernels share this on the host and on the device: the tiles of query rows, and the
 // tensor maps by which rows of keys are fetched.
 #pragma once
 

@@ -17,7 +17,7 @@ struct Unpack {
   unsigned long long* vectors;  // may be null
 
   __device__ int64_t words() const { return UnpackedRows::words(slots); }
-  // Of slots [32 i, 32 i + 32) of a head: those of the lists, and those that are there.
+  // Bits of slots [32 i, 32 i + 32) of a head: the wanted ones, and the ones that are there.
   __device__ uint32_t& wanted(int64_t head, int64_t i) const { return to.bits[head * words() + i]; }
   __device__ uint32_t& there(int64_t head, int64_t i) const {
     return to.bits[(kv_heads + head) * words() + i];

@@ -8,7 +8,7 @@ namespace sqz::cuda {
 
 inline constexpr int kUnpackRows = 128;  // that a block of threads has
 
-// Of a layer.
+// The unpacked rows of a layer.
 struct UnpackedRows {
   void *keys = nullptr, *values = nullptr;  // [Hkv, M, d] of AttendParams::dtype
   // [2, Hkv, words] a bit a slot: those that lists have now, and those that are there.
