@@ -48,7 +48,8 @@
  * CUDA. After sqz_index_upload(), a session with device_type 2 serves from that GPU. Its tensors
  * are in the GPU's memory, and sqz_attend() only puts work on the caller's stream: it neither waits
  * nor allocates and can be captured in a CUDA graph. It cannot report a logit that is NaN or
- * infinite, so the rows of the result are NaN instead.
+ * infinite, so the rows of the result are NaN instead. Prompts and batches on Hopper do not see a
+ * logit below float32: its key gets no weight.
  *
  * A graph keeps the addresses of its session's memory: do not replay it once the session is
  * destroyed. One thread may create, use and destroy sessions and uploads while another captures a
