@@ -216,7 +216,7 @@ class Problem {
     call.chosen = chosen.lists;
     call.counters = counters.get();
     const int64_t bytes = prefill_lookup_workspace(call.shape, call.blocks, c_.clusters, true);
-    DeviceArray<uint8_t> workspace(std::vector<uint8_t>(static_cast<size_t>(bytes)));
+    DeviceArray<uint8_t> workspace(bytes);
     const Status status =
         prefill_lookup(call, workspace.get(), bytes, *read_device(0), true, nullptr);
     EXPECT_TRUE(status.ok()) << status.message();

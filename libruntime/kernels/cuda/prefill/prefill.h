@@ -125,9 +125,8 @@ struct PrefillLookup {
   unsigned long long* counters = nullptr;
 };
 
-// The workspace is zero before its first call. `sm90`: with the kernels for Hopper, which take
-// queries of the index's type alone, and no pages. The others use mma.sync and serve everything on
-// every GPU.
+// `sm90`: with the kernels for Hopper, which take queries of the index's type alone, and no pages.
+// The others use mma.sync and serve everything on every GPU.
 int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& blocks,
                                  int32_t clusters, bool sm90);
 

@@ -41,7 +41,7 @@ struct BatchLookup {
   // For rows of 8 bits: [lists, mask_stride] the number of each key's row, as in PrefillAttend.
   // Null: not wanted.
   uint32_t* rows = nullptr;
-  // Of rows of 8 bits: their clusters, whose means are counted; else 0.
+  // The clusters of rows of 8 bits, whose means are counted; else 0.
   int32_t means = 0;
 
   // Workspace. [4, lists, width]: the requests that a cluster is alive for, by level % 2, and those
@@ -52,13 +52,13 @@ struct BatchLookup {
   // then how many blocks have begun.
   unsigned long long* counts = nullptr;
   uint32_t* faults = nullptr;  // [pairs] 1: met NaN or infinity
-  // Of the rule kBudget, by pair = request * Hkv + head:
+  // For the rule kBudget, by pair = request * Hkv + head:
   float* scores = nullptr;     // [pairs, width]
   uint32_t* chosen = nullptr;  // [pairs, width / 32 + 1] bits
 
   __host__ __device__ int chunks() const { return (lookup.requests + chunk - 1) / chunk; }
   __host__ __device__ int lists() const { return chunks() * lookup.kv_heads; }
-  // Of a level, for each list: about as many blocks as the GPU holds at once.
+  // Parts of a level, for each list: about as many blocks as the GPU holds at once.
   int parts(int level) const {
     constexpr int kBlocks = 2;  // a multiprocessor
     const int tiles = (lookup.level[level].clusters + kBatchTile - 1) / kBatchTile;

@@ -25,13 +25,13 @@ struct BatchShared {
 template <class Element, int kDim>
 class BatchProduct : protected BatchList {
  protected:
-  // What a warp has of 16 clusters, of which 4 are this lane's: 8 i + 2 t + e.
+  // A warp's 16 clusters, of which 4 are this lane's: 8 i + 2 t + e.
   struct Tile {
     RowPart<kDim> rows[2];
     float log_sizes[2][2];  // base 2; -infinity: empty, or beyond the part
     uint32_t words[2][2];   // the requests that it is alive for
   };
-  // Of row v and cluster (i, e): d[v / 2][i][v % 2 * 2 + e].
+  // The logit of row v and cluster (i, e): d[v / 2][i][v % 2 * 2 + e].
   using Logits = float[kBatchTiles][2][4];
 
   __device__ BatchProduct(const BatchLookup& call, int level, BatchShared<kDim>& shared)
@@ -51,7 +51,7 @@ class BatchProduct : protected BatchList {
   __device__ bool has(int group, int v, int n) const {
     return request_of(group, v, n) < requests_ && head_of(v) < p_.group;
   }
-  // Of this lane, in a tile that begins with cluster `tile`.
+  // A cluster of this lane, in a tile that begins with cluster `tile`.
   __device__ int cluster_of(int tile, int i, int e) const {
     return tile + 8 * i + 2 * (lane_ % 4) + e;
   }

@@ -14,7 +14,6 @@ constexpr int kDenominatorThreads = 256;
 __global__ void __launch_bounds__(kDenominatorThreads)
     denominators_kernel(const __grid_constant__ PrefillLookupParams params) {
   begin_dependent();
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 2) params.taken[threadIdx.x] = 0;
   const int32_t list = blockIdx.x, kv_head = list % params.shape.kv_heads;
   const int2 block = block_of(params.blocks, list / params.shape.kv_heads);
   const int32_t row = blockIdx.y * kDenominatorThreads + threadIdx.x;

@@ -109,7 +109,7 @@ Status prefill_scores(const PrefillLookup& call, void* workspace, int64_t worksp
   }
   out = select_of(params);
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
-  if (call.alive.totals != nullptr) SQZ_RETURN_IF_ERROR(launch_expand(params, device, stream));
+  SQZ_RETURN_IF_ERROR(launch_prepare(params, device, stream));
   const int32_t dim = call.shape.dim;
   return for_dim(dim, no_such_dim(dim), [&](auto d) {
     return call.shape.dtype == DType::kBF16

@@ -21,9 +21,7 @@ struct PrefillLookupParams : PrefillLookup {
   float* columns = nullptr;         // [column_plan.row_tiles, lists, n] at positions of the list
   uint32_t* ids = nullptr;          // [lists, n] cluster at each position, and its size; neither is
   uint32_t* alive_sizes = nullptr;  // [lists, n] used where all are alive
-  // [2] items that blocks took in each pass, beyond their first. Zero before the first call; the
-  // kernel between the passes zeroes it for the second one and for the next call.
-  uint32_t* taken = nullptr;
+  uint32_t* taken = nullptr;        // [2] items taken, by pass, beyond the first of each block
   // For pages: [lists, page_pieces, 2, d] sums of the positive and negative parts of a piece of the
   // block's queries.
   float* parts = nullptr;
@@ -37,20 +35,9 @@ __host__ __device__ inline int32_t alive_clusters(const PrefillLookupParams& par
                                         : static_cast<int32_t>(params.alive.totals[list].keys);
 }
 
-// Runs of alive clusters to the id and the size of each position.
-Status launch_expand(const PrefillLookupParams& params, const Device& device, cudaStream_t stream);
-
-#ifdef __CUDACC__
-// The first kernel of a lookup starts with the faults of the level before. Threads share the lists.
-__device__ inline void begin_faults(const PrefillLookupParams& params, int32_t thread,
-                                    int32_t threads) {
-  const RunTotals* before = params.alive.totals;
-  const int32_t lists = params.blocks.count * params.shape.kv_heads;
-  for (int32_t list = thread; list < lists; list += threads) {
-    params.chosen.totals[list].fault = before == nullptr ? 0 : before[list].fault;
-  }
-}
-#endif
+// `taken` to zero, faults of what is alive to those of what is chosen; runs of alive clusters to
+// ids and sizes of each position.
+Status launch_prepare(const PrefillLookupParams& params, const Device& device, cudaStream_t stream);
 
 // Both passes. T = __nv_bfloat16 or __half; d = 64, 96, 128 or 256. Compute capability 9.0.
 template <class T, int kDim>

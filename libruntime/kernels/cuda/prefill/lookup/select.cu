@@ -337,29 +337,40 @@ __global__ void __launch_bounds__(kSelectThreads)
   }
 }
 
-// A warp expands a run, a block of threads those of a list.
-__global__ void __launch_bounds__(kSelectThreads)
-    expand_kernel(const __grid_constant__ PrefillLookupParams params) {
-  begin_dependent();
-  const int64_t list = blockIdx.x, n = params.level.clusters;
-  const uint32_t* sizes = params.level.sizes + list % params.shape.kv_heads * n;
+// Runs of alive clusters to ids and sizes of each position, one warp a run.
+__device__ void expand(const PrefillLookupParams& params, int64_t list) {
+  const uint32_t* sizes = params.level.sizes + list % params.shape.kv_heads * params.level.clusters;
   const RunLists& alive = params.alive;
   const uint32_t* before = alive.before + list * (alive.capacity + 1);
   const uint32_t count = alive.totals[list].runs;
   for (uint32_t run = threadIdx.x / 32; run < count; run += kWarps) {
     const uint32_t first = alive.first[list * (alive.capacity + 1) + run];
+    const int64_t to = list * params.level.clusters;
     for (uint32_t i = before[run] + (threadIdx.x & 31); i < before[run + 1]; i += 32) {
       const uint32_t cluster = first + i - before[run];
-      params.ids[list * n + i] = cluster;
-      params.alive_sizes[list * n + i] = sizes[cluster];
+      params.ids[to + i] = cluster;
+      params.alive_sizes[to + i] = sizes[cluster];
     }
   }
 }
 
+__global__ void __launch_bounds__(kSelectThreads)
+    prepare_kernel(const __grid_constant__ PrefillLookupParams params) {
+  begin_dependent();
+  const int64_t list = blockIdx.x;
+  if (list == 0 && threadIdx.x < 2) params.taken[threadIdx.x] = 0;
+  const bool all = params.alive.totals == nullptr;
+  if (threadIdx.x == 0) {
+    params.chosen.totals[list].fault = all ? 0 : params.alive.totals[list].fault;
+  }
+  if (!all) expand(params, list);
+}
+
 }  // namespace
 
-Status launch_expand(const PrefillLookupParams& params, const Device& device, cudaStream_t stream) {
-  return launch_blocks(expand_kernel, params.blocks.count * params.shape.kv_heads, kSelectThreads,
+Status launch_prepare(const PrefillLookupParams& params, const Device& device,
+                      cudaStream_t stream) {
+  return launch_blocks(prepare_kernel, params.blocks.count * params.shape.kv_heads, kSelectThreads,
                        0, device, stream, params);
 }
 

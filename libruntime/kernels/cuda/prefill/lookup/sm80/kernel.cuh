@@ -67,7 +67,6 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
   __shared__ float log_sizes[2][Tile::kStream];
   const PrefillShape& p = call.shape;
   prefill::begin_dependent();
-  begin_faults(call, blockIdx.x * Tile::kThreads + threadIdx.x, gridDim.x * Tile::kThreads);
   const int item = static_cast<int>(blockIdx.x), parts = call.row_plan.pieces;
   const int part = item % parts;
   const int first = item / parts % row_tiles * Tile::kRows;

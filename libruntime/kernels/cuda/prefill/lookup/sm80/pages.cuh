@@ -27,7 +27,6 @@ __global__ void __launch_bounds__(kPartThreads)
   __shared__ float sums[kLanes][2 * kDim];
   const PrefillShape& p = call.shape;
   prefill::begin_dependent();
-  begin_faults(call, blockIdx.x * kPartThreads + threadIdx.x, gridDim.x * kPartThreads);
   const int item = static_cast<int>(blockIdx.x), piece = item % call.page_pieces;
   const Sm80Pair own(call, item / call.page_pieces);
   const int count = own.tokens * p.group;

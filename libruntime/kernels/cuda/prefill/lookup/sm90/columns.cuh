@@ -32,7 +32,7 @@ class ColumnSums {
     }
   }
 
-  // Of centroid r + 8 half, in the four lanes of its row.
+  // The sum of centroid r + 8 half, in the four lanes of its row.
   __device__ __forceinline__ float finish(int half) const {
     float sum = sums_[half][0] + sums_[half][1];
     sum += __shfl_xor_sync(~0u, sum, 1);

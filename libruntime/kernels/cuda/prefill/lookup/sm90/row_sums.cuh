@@ -170,8 +170,6 @@ __global__ void __launch_bounds__(kRowSumThreads, 1)
       fetch_sizes(shared, params, maps);
     } else if (threadIdx.x == 64) {
       take_lookup_items(shared, params, params.row_plan, params.taken);
-    } else if (warp == 3) {
-      begin_faults(params, blockIdx.x * 32 + threadIdx.x % 32, gridDim.x * 32);
     }
   } else {
     ptx::setmaxnreg_inc<kRowSumConsumerRegisters>();
