@@ -82,6 +82,7 @@ Result<Calibration> read_calibration(JsonFields metadata, int levels) {
 std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata) {
   using C = Calibration;
   using T = CalibrationTable;
+  if (metadata.levels == 0) return {};
   const std::vector<int64_t> heads = {C::kScopes, metadata.model.layers, metadata.model.kv_heads,
                                       C::kGrid};
   std::vector<int64_t> curves = {C::kScopes, C::kPaths, C::kGrid};
@@ -90,16 +91,9 @@ std::vector<CalibrationTable> calibration_tables(const IndexMetadata& metadata) 
     curves.insert(curves.begin() + 2, kOldPolicies);
     coarse.insert(coarse.begin() + 1, kOldPolicies);
   }
-  std::vector<T> out;
-  if (metadata.key_calibration) {
-    out = {{"calibration.keys.thresholds", &C::key_thresholds, {C::kScopes, C::kGrid}, T::kCurves},
-           {"calibration.keys.shares", &C::key_shares, heads, T::kShares}};
-  }
-  if (metadata.levels == 0) return out;
-  out.push_back({"calibration.thresholds", &C::thresholds, curves, T::kCurves});
-  out.push_back({"calibration.coarse", &C::coarse, coarse, T::kThresholds});
-  out.push_back({"calibration.shares", &C::shares, heads, T::kShares});
-  return out;
+  return {{"calibration.thresholds", &C::thresholds, curves, T::kCurves},
+          {"calibration.coarse", &C::coarse, coarse, T::kThresholds},
+          {"calibration.shares", &C::shares, heads, T::kShares}};
 }
 
 Status check_calibration(

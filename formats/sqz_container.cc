@@ -218,6 +218,7 @@ Status match_tensors(const SafetensorsHeader& header,
       if (found.dtype == DType::kU8 && found.shape.size() == 1) continue;
       return refuse(field, type_of(found), "a padding: U8, one dimension");
     }
+    if (found.name.starts_with(kUnusedPrefix)) continue;
     if (next == plan->size()) return refuse("tensors", in_quotes(found.name), "their end");
     const PlannedTensor& want = (*plan)[next++];
     if (found.name != want.name) {

@@ -58,22 +58,17 @@ inline constexpr int64_t kMaxPageSize = int64_t{1} << 20;  // tokens
 //   threshold too: it can be met by path 0 alone.
 // `shares[scope][layer][kv_head][i]`: the fraction of its clustered keys that this head keeps at
 //   thresholds[scope][0][i]. Dense layers hold 1.
-//
-// The curves of clusters are there if the index has levels. `key_thresholds[scope][i]` and
-// `key_shares[scope][layer][kv_head][i]` are the same of single keys in place of clusters, for the
-// selector `ideal`; there if the metadata's `key_calibration` says so.
+// All of them are there if the index has levels.
 struct Calibration {
   static constexpr int64_t kGrid = 1025;
   static constexpr int kScopes = 2, kPaths = 2;
 
-  int64_t queries = 0;                // calibration queries per (layer, query head)
-  std::string source;                 // "tail", or a description of the prompts
-  std::vector<double> coarse_keep;    // [levels - 1]
-  std::vector<float> thresholds;      // [kScopes, kPaths, kGrid]
-  std::vector<float> coarse;          // [kScopes, max(levels - 1, 1)]
-  std::vector<float> shares;          // [kScopes, layers, kv_heads, kGrid]
-  std::vector<float> key_thresholds;  // [kScopes, kGrid]
-  std::vector<float> key_shares;      // [kScopes, layers, kv_heads, kGrid]
+  int64_t queries = 0;              // calibration queries per (layer, query head)
+  std::string source;               // "tail", or a description of the prompts
+  std::vector<double> coarse_keep;  // [levels - 1]
+  std::vector<float> thresholds;    // [kScopes, kPaths, kGrid]
+  std::vector<float> coarse;        // [kScopes, max(levels - 1, 1)]
+  std::vector<float> shares;        // [kScopes, layers, kv_heads, kGrid]
 };
 
 // The calibration's source if no prompts calibrated the index.
@@ -121,12 +116,11 @@ struct IndexMetadata : FileOrigin {
   int64_t buckets = 0, hidden = 0;  // C and H of the query classifier; 0 unless kBuckets
   int levels = 0;              // 1 .. kMaxLevels; 0 if every layer is dense, or of pages or buckets
   DType dtype = DType::kBF16;  // of keys, values, centroids, value means: BF16 or F16
-  RowKind rows = RowKind::k16;   // of clusters' keys and values; sink, tail and dense layers: k16
-  int key_codes = 0;             // bits a dimension of LayerView::key_codes: 0 (none), 1 or 2
-  uint64_t rotation_seed = 0;    // of LayerView::rotation, if there is one
-  bool has_value_means = true;   // false if the partition is not kKmeans
-  bool key_calibration = false;  // there are curves for the selector `ideal`
-  bool heavy_hitters = false;    // there is LayerView::heavy, for the selector `h2o`
+  RowKind rows = RowKind::k16;  // of clusters' keys and values; sink, tail and dense layers: k16
+  int key_codes = 0;            // bits a dimension of LayerView::key_codes: 0 (none), 1 or 2
+  uint64_t rotation_seed = 0;   // of LayerView::rotation, if there is one
+  bool has_value_means = true;  // false if the partition is not kKmeans
+  bool heavy_hitters = false;   // there is LayerView::heavy, for the selector `h2o`
   std::vector<LayerPolicy> layers;
   std::optional<LayerBudgets> layer_budgets;  // none: every layer alike
   std::optional<PrunedPolicy> pruned;         // if the partition is kPruned

@@ -85,11 +85,8 @@ void check_fields(const IndexMetadata& m, JsonFields& in) {
        clusters ? "at least 1: not every layer is dense"
                 : "0: every layer is dense, or the partition is not kmeans");
   must(kmeans || !m.has_value_means, "value_means", "false: the partition is not kmeans");
-  for (const auto& [key, there] :
-       {std::pair("key_calibration", m.key_calibration), {"heavy_hitters", m.heavy_hitters}}) {
-    must(!there || !(all_dense || pruned), key,
-         "false: every layer is dense, or the index is pruned");
-  }
+  must(!m.heavy_hitters || !(all_dense || pruned), "heavy_hitters",
+       "false: every layer is dense, or the index is pruned");
   must(!pruned || !m.layer_budgets, "layer_budgets", "none: the index is pruned");
   must(m.partition != Partition::kBuckets || m.model.rope.is_whole(), "partition",
        "another: a classifier looks at queries before RoPE, of which the model's is not described");
@@ -200,7 +197,6 @@ Result<IndexMetadata> read_metadata(JsonFields in) {
   if (m.has_rotation()) {
     m.rotation_seed = static_cast<uint64_t>(in.integer("rotation_seed", 0, INT64_MAX));
   }
-  m.key_calibration = in.boolean("key_calibration", false);
   m.heavy_hitters = in.boolean("heavy_hitters", false);
   if (pruned) in.parse("pruned", m.pruned, pruned_from_json);
   for (const auto& [key, text] : {std::pair("build", &m.build), std::pair("chat", &m.chat)}) {

@@ -55,7 +55,6 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
   if (m.rows != RowKind::k16) out["rows"] = rows_name(m.rows);
   if (m.key_codes > 0) out["key_codes"] = std::to_string(m.key_codes);
   if (m.has_rotation()) out["rotation_seed"] = std::to_string(m.rotation_seed);
-  if (m.key_calibration) out["key_calibration"] = "true";
   if (m.heavy_hitters) out["heavy_hitters"] = "true";
   if (m.pruned) {
     const PrunedPolicy& p = *m.pruned;

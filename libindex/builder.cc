@@ -13,7 +13,6 @@
 #include "formats/sqz_layout.h"
 #include "formats/sqz_metadata.h"
 #include "libindex/calibrate.h"
-#include "libindex/calibrate_keys.h"
 #include "libindex/calibration_scorer.h"
 #include "libindex/layer_engine.h"
 #include "libindex/layer_store.h"
@@ -54,9 +53,6 @@ class Builder final : public IndexBuilder {
     const auto coarse_levels = static_cast<double>(std::ssize(options.level_fractions) - 1);
     if (coarse_levels > 0) {
       calibration_.coarse_keep = std::pow(options.coarse_keep, 1 / coarse_levels);
-    }
-    if (layout_.metadata.key_calibration) {
-      keys_ = std::make_unique<KeyCalibrator>(layout_.metadata, kTailSource);
     }
     report_ = layout_.report();
     if (engine_ != nullptr) report_.engine = engine_->name();
@@ -169,10 +165,8 @@ class Builder final : public IndexBuilder {
              const std::function<void(int64_t, int64_t)>& progress) {
     SQZ_RETURN_IF_ERROR(check_input(layer, input));
     const bool sparse = !layout_.metadata.layers[layer].dense;
-    if (sparse && (engine_ != nullptr || keys_ != nullptr)) {
-      SQZ_RETURN_IF_ERROR(take_queries(layer, input));
-    }
     if (sparse && engine_ != nullptr) {
+      SQZ_RETURN_IF_ERROR(take_queries(layer, input));
       SQZ_RETURN_IF_ERROR(cluster(layer, input, progress));
     } else {
       SQZ_RETURN_IF_ERROR(!sparse             ? store_dense(layer, input)
@@ -184,7 +178,6 @@ class Builder final : public IndexBuilder {
       SQZ_RETURN_IF_ERROR(check_attention(layer, input.attention));
       store().order_heavy(input.attention);
     }
-    if (sparse) SQZ_RETURN_IF_ERROR(calibrate_keys(layer, store().buffers().keys));
     SQZ_RETURN_IF_ERROR(written());
     const Timer timer(report_.seconds.write);
     LayerView data = layout_.shape(layer);
@@ -201,12 +194,6 @@ class Builder final : public IndexBuilder {
   Status written() {
     const Timer timer(report_.seconds.write);
     return writing_.valid() ? writing_.get() : Status();
-  }
-
-  Status calibrate_keys(int64_t layer, std::span<const std::byte> keys) {
-    if (keys_ == nullptr) return Status();
-    const Timer timer(report_.seconds.calibrate);
-    return keys_->add_layer(layer, keys, calibration_.sparse.back().queries, {}, threads_);
   }
 
   Status store_pages(int64_t layer, const LayerInput& input) {
@@ -331,15 +318,12 @@ class Builder final : public IndexBuilder {
     }
     SQZ_RETURN_IF_ERROR(written());
     Calibration calibration;
-    {
+    if (engine_ != nullptr) {
       const Timer timer(report_.seconds.calibrate);
-      if (engine_ != nullptr) {
-        LayerEngine* engine = engine_->layer_engine();
-        const auto scorer = engine != nullptr ? engine->calibration_scorer(calibration_)
-                                              : make_cpu_calibration_scorer(calibration_, threads_);
-        SQZ_ASSIGN_OR_RETURN(calibration, calibrate(calibration_, *scorer));
-      }
-      if (keys_ != nullptr) keys_->finish(calibration);
+      LayerEngine* engine = engine_->layer_engine();
+      const auto scorer = engine != nullptr ? engine->calibration_scorer(calibration_)
+                                            : make_cpu_calibration_scorer(calibration_, threads_);
+      SQZ_ASSIGN_OR_RETURN(calibration, calibrate(calibration_, *scorer));
     }
     {
       const Timer timer(report_.seconds.write);
@@ -361,7 +345,6 @@ class Builder final : public IndexBuilder {
   std::array<LayerStore, 2> stores_;
   LayerCompressor compressor_;
   CalibrationInput calibration_;
-  std::unique_ptr<KeyCalibrator> keys_;  // null unless keys are calibrated
   BuildReport report_;
   int64_t next_layer_ = 0;
   bool usable_ = true;

@@ -64,7 +64,6 @@ Result<JsonMembers> describe_index(const SqzFile& file) {
       {"partition", partition_name(metadata.partition)},
       {"page_size", metadata.page_size},
       {"pages", shape.pages},
-      {"key_calibration", metadata.key_calibration},
       {"heavy_hitters", metadata.heavy_hitters},
       {"chat", metadata.chat},
       {"layer_budgets", metadata.layer_budgets ? to_json(*metadata.layer_budgets) : JsonText()},

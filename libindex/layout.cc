@@ -176,7 +176,6 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   metadata.levels = static_cast<int>(layout.clusters.size());
   metadata.dtype = options.dtype;
   metadata.partition = options.partition;
-  metadata.key_calibration = options.calibrate_keys && any_sparse;
   metadata.heavy_hitters = options.heavy_hitters && any_sparse;
   metadata.layer_budgets = options.layer_budgets;
   metadata.chat = options.chat;

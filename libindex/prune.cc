@@ -135,7 +135,7 @@ Result<PruneReport> prune_index(Env& env, std::shared_ptr<const SqzFile> index,
     metadata.partition = Partition::kPruned;
     metadata.page_size = metadata.buckets = metadata.hidden = 0;
     metadata.levels = 0;
-    metadata.has_value_means = metadata.key_calibration = metadata.heavy_hitters = false;
+    metadata.has_value_means = metadata.heavy_hitters = false;
     metadata.layer_budgets.reset();
     metadata.pruned = {selector_name(policy.selector), report.budget, report.keep};
     for (size_t l = 0; l < metadata.layers.size(); ++l) {

@@ -6,7 +6,6 @@
 
 #include "formats/base/parallel.h"
 #include "libindex/calibrate.h"
-#include "libindex/calibrate_keys.h"
 #include "libindex/copy_index.h"
 
 namespace sqz {
@@ -84,39 +83,19 @@ Result<Calibration> calibrate_index(const SqzFile& index, const RecordedQueries&
   input.queries = total(queries.calls);
   input.calls = queries.calls;
   if (!before.coarse_keep.empty()) input.coarse_keep = before.coarse_keep.front();
-  KeyCalibrator keys(metadata, queries.source);
   for (int64_t layer = 0; layer < input.layers; ++layer) {
     if (metadata.layers[static_cast<size_t>(layer)].dense) continue;
     input.sparse.push_back(
         calibration_layer(index, layer, queries.layers[static_cast<size_t>(layer)], input.queries));
-    if (!metadata.key_calibration) continue;
-    const LayerView view = index.layer(layer);
-    const auto bytes = view.kv_heads * view.slots * view.head_dim * dtype_size(view.dtype);
-    SQZ_RETURN_IF_ERROR(keys.add_layer(
-        layer, {static_cast<const std::byte*>(view.keys), static_cast<size_t>(bytes)},
-        input.sparse.back().queries, queries.calls, threads));
   }
-  Calibration out;
-  if (metadata.levels > 0) {
-    SQZ_ASSIGN_OR_RETURN(out, calibrate(input, threads));
-  }
-  if (metadata.key_calibration) keys.finish(out);
-  return out;
+  return calibrate(input, threads);
 }
 
 }  // namespace
 
 Status check_calibratable(const SqzFile& index) {
-  const IndexMetadata& metadata = index.metadata();
-  if (metadata.key_calibration && metadata.rows != RowKind::k16) {
-    return {Code::kUnsupported,
-            bad_field(index.path(), "rows", rows_name(metadata.rows),
-                      "16 bits: calibrate the index that this one was made of, and compress it")};
-  }
-  if (metadata.levels > 0 || metadata.key_calibration) return {};
-  return {Code::kUnsupported, index.path() +
-                                  ": the index has neither clusters nor a calibration of single "
-                                  "keys; there is nothing to calibrate"};
+  if (index.metadata().levels > 0) return {};
+  return {Code::kUnsupported, index.path() + ": the index has no clusters to calibrate"};
 }
 
 Result<uint64_t> recalibrate(Env& env, const SqzFile& index, const RecordedQueries& queries,

@@ -242,14 +242,6 @@ def check_layer(index, layer, policy):
                 check_buckets(index, layer, head, slots)
 
 
-def check_curves(index, prefix):
-    thresholds = index.raw(prefix + "thresholds").astype(np.float64)
-    check(not np.isnan(thresholds).any() and (thresholds < np.inf).all(), f"{prefix}thresholds: NaN or infinity")
-    check((thresholds[..., 1:] <= thresholds[..., :-1]).all(), f"{prefix}thresholds: they rise")
-    shares = index.raw(prefix + "shares")
-    check(((shares >= 0) & (shares <= 1)).all(), f"{prefix}shares: outside [0, 1]")
-
-
 def check_rotation(index):
     if "rotation" in index.tensors:
         rotation = np.asarray(index.raw("rotation")).astype(np.float64)
@@ -257,11 +249,14 @@ def check_rotation(index):
 
 
 def check_calibration(index):
-    if index.metadata.get("key_calibration") == "true":
-        check_curves(index, "calibration.keys.")
-    if int(index.metadata["levels"]) > 0:
-        check_curves(index, "calibration.")
-        check((index.raw("calibration.coarse") < np.inf).all(), "calibration.coarse: NaN or infinity")
+    if int(index.metadata["levels"]) == 0:
+        return
+    thresholds = index.raw("calibration.thresholds").astype(np.float64)
+    check(not np.isnan(thresholds).any() and (thresholds < np.inf).all(), "calibration.thresholds: NaN or infinity")
+    check((thresholds[..., 1:] <= thresholds[..., :-1]).all(), "calibration.thresholds: they rise")
+    check((index.raw("calibration.coarse") < np.inf).all(), "calibration.coarse: NaN or infinity")
+    shares = index.raw("calibration.shares")
+    check(((shares >= 0) & (shares <= 1)).all(), "calibration.shares: outside [0, 1]")
 
 
 def check_capture(index, path):

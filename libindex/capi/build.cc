@@ -36,14 +36,11 @@ struct Request {
 };
 
 Result<Request> read_request(const char* text) {
-  SQZ_ASSIGN_OR_RETURN(Options in,
-                       Options::parse(text, {"sink",        "tail",           "partition",
-                                             "page_size",   "levels",         "level_fractions",
-                                             "coarse_keep", "iterations",     "rows",
-                                             "key_codes",   "layers16",       "calibrate_keys",
-                                             "seed",        "threads",        "engine",
-                                             "gpu",         "tokenizer_hash", "chat",
-                                             "replace",     "dry_run"}));
+  SQZ_ASSIGN_OR_RETURN(
+      Options in, Options::parse(text, {"sink", "tail", "partition", "page_size", "levels",
+                                        "level_fractions", "coarse_keep", "iterations", "rows",
+                                        "key_codes", "layers16", "seed", "threads", "engine", "gpu",
+                                        "tokenizer_hash", "chat", "replace", "dry_run"}));
   Request out;
   BuildOptions& build = out.build;
   build.sink = in.integer("sink", 0, INT32_MAX, build.sink);
@@ -72,7 +69,6 @@ Result<Request> read_request(const char* text) {
   build.dtype = rows == "f16" ? DType::kF16 : DType::kBF16;
   build.compress = in.compress(rows);
   build.seed = build.compress.seed;
-  build.calibrate_keys = in.boolean("calibrate_keys", false);
   build.threads = in.threads();
   build.engine = in.choice("engine", {"auto", "faiss", "cuda"});
   build.gpu = static_cast<int>(in.integer("gpu", 0, INT32_MAX, 0));

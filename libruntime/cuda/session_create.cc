@@ -112,7 +112,6 @@ SetLevels set_levels_of(SelectorKind selector) {
       return set_pages;
     case SelectorKind::kSaap:
       return set_buckets;
-    case SelectorKind::kIdeal:
     case SelectorKind::kAuto:
       return nullptr;
   }

@@ -1,4 +1,4 @@
-// Selectors that score groups of keys: clusters, pages, buckets or single keys. A scorer says which
+// Selectors that score groups of keys: clusters, pages or buckets. A scorer says which
 // groups a layer has and what each is worth to a query, a rule (select/rule.h) says which of them
 // are read. A new selector is one scorer and one row of the table in select/registry.cc.
 #pragma once
@@ -64,8 +64,6 @@ class GroupScorer {
 using MakeScorer = std::unique_ptr<GroupScorer>(const SelectableIndex&, const SelectionPlan&);
 // Clusters by equations 1 to 3 of Squeezed Attention, in the plan's levels of the tree.
 MakeScorer make_centroid_scorer;
-// Single keys by the same equations: each is a cluster of its own (appendix E).
-MakeScorer make_key_scorer;
 // Pages by an upper bound of the logits of their keys (Quest, section 3.3).
 MakeScorer make_bounds_scorer;
 // Buckets by the query classifier (SAAP, section 4).

@@ -203,20 +203,6 @@ Status fill_explicit(const double* thresholds, SelectionPlan& plan) {
   return {};
 }
 
-Curves cluster_curves(const Calibration& calibration, const SelectionPlan& plan) {
-  const int path = plan.levels > 1 ? 1 : 0;
-  Curves out{.shares = &calibration.shares};
-  for (int scope = 0; scope < C::kScopes; ++scope) {
-    out.thresholds[scope] = calibration.thresholds.data() + (scope * C::kPaths + path) * C::kGrid;
-  }
-  return out;
-}
-
-Curves key_curves(const Calibration& calibration, const SelectionPlan&) {
-  const float* grid = calibration.key_thresholds.data();
-  return {.thresholds = {grid, grid + C::kGrid}, .shares = &calibration.key_shares};
-}
-
 float calibrated_threshold(const float* grid, double keep) {
   const GridPoint at = grid_point(keep);
   const float low = grid[at.low], high = grid[at.low + 1];
@@ -227,10 +213,11 @@ float calibrated_threshold(const float* grid, double keep) {
   return static_cast<float>(low + at.fraction * (high - low));
 }
 
-void fill_calibrated(const IndexMetadata& metadata, const Calibration& calibration,
-                     const Curves& curves, RuleKind rule, SelectionPlan& plan) {
+void fill_calibrated(const IndexMetadata& metadata, const Calibration& calibration, RuleKind rule,
+                     SelectionPlan& plan) {
   const GridPoint at = grid_point(plan.asked_keep);
   const int64_t heads = metadata.model.layers * metadata.model.kv_heads;
+  const int path = plan.levels > 1 ? 1 : 0;
   for (int scope = 0; scope < C::kScopes; ++scope) {
     std::vector<float>& logs = plan.log_thresholds.emplace_back();
     for (int k = 0; k + 1 < plan.levels; ++k) {
@@ -238,11 +225,12 @@ void fill_calibrated(const IndexMetadata& metadata, const Calibration& calibrati
       logs.push_back(
           calibration.coarse[static_cast<size_t>(scope * (metadata.levels - 1) + level)]);
     }
-    logs.push_back(calibrated_threshold(curves.thresholds[scope], plan.asked_keep));
+    const float* finest = calibration.thresholds.data() + (scope * C::kPaths + path) * C::kGrid;
+    logs.push_back(calibrated_threshold(finest, plan.asked_keep));
     if (rule == RuleKind::kThreshold) continue;
     std::vector<float>& shares = plan.head_keep.emplace_back();
     for (int64_t i = 0; i < heads; ++i) {
-      const float* grid = curves.shares->data() + (scope * heads + i) * C::kGrid + at.low;
+      const float* grid = calibration.shares.data() + (scope * heads + i) * C::kGrid + at.low;
       shares.push_back(static_cast<float>(grid[0] + at.fraction * (grid[1] - grid[0])));
     }
   }

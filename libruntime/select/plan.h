@@ -20,7 +20,6 @@ enum class SelectorKind {
   kSqueezed,
   kDense,
   kQuest,
-  kIdeal,
   kStream,
   kWindow,
   kH2o,
@@ -56,7 +55,6 @@ struct SelectionPlan {
   bool dense = false;       // read everything
   bool fallback = false;    // dense although selection was asked for: there is nothing to gain
   int levels = 0;           // in use
-  int64_t block = 0;        // query tokens that share a selection; 0 = as the session says
   double least_budget = 1;  // that selection could deliver; 1 if all layers are dense
   double asked_budget = 1;
   double asked_keep = 1;  // both 0 with thresholds: what they read is not known before
@@ -125,20 +123,12 @@ Status fill_explicit(const double* thresholds, SelectionPlan& plan);
 
 // ---- Calibrated numbers.
 
-// Calibrated numbers of clusters or of single keys.
-struct Curves {
-  std::array<const float*, Calibration::kScopes> thresholds = {};  // [kGrid] of the finest level
-  const std::vector<float>* shares = nullptr;                      // as Calibration::shares
-};
-Curves cluster_curves(const Calibration& calibration, const SelectionPlan& plan);
-Curves key_curves(const Calibration& calibration, const SelectionPlan& plan);
-
 // The value of a calibrated table at `keep`: linear between grid points, and the neighbour's where
 // one of the two stands for "beyond every score".
 float calibrated_threshold(const float* grid, double keep);
 
 // log_thresholds and, by the rule kBudget, head_keep of the plan at asked_keep.
-void fill_calibrated(const IndexMetadata& metadata, const Calibration& calibration,
-                     const Curves& curves, RuleKind rule, SelectionPlan& plan);
+void fill_calibrated(const IndexMetadata& metadata, const Calibration& calibration, RuleKind rule,
+                     SelectionPlan& plan);
 
 }  // namespace sqz

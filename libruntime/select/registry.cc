@@ -15,8 +15,7 @@ constexpr double kAliveOfThresholds = 0.5;  // what they will read is not known
 struct SelectorType {
   const char* name;
   int dense_layers = 0;    // first layers that are read whole unless the request says otherwise
-  int64_t block = 0;       // as SelectionPlan::block
-  bool tree = false;       // takes levels, and chooses by key codes
+  bool tree = false;       // takes levels, rules and thresholds, and chooses by key codes
   bool even = false;       // every head keeps the same share of its keys
   bool sinks = true;       // reads the sinks
   Partition partition{};   // that it needs, if
@@ -25,8 +24,6 @@ struct SelectorType {
   Status (*check)(const SelectorInputs&, const SelectionRequest&) = nullptr;
   // Null: it costs what it keeps.
   ReadingCost (*cost)(const SelectorInputs&, const SelectionRequest&, SelectionPlan&) = nullptr;
-  // The selector's calibration. Null: it has none, and takes neither rules nor thresholds.
-  Curves (*curves)(const Calibration&, const SelectionPlan&) = nullptr;
   // How it scores groups, or else which keys it lists whatever is asked.
   MakeScorer* scorer = nullptr;
   ListKeys* list = nullptr;
@@ -37,12 +34,6 @@ Status lacks(const SelectorInputs& inputs, const char* what, const char* found,
   return {Code::kUnsupported, bad_field(inputs.path, what, found, expected)};
 }
 
-Status check_keys(const SelectorInputs& inputs, const SelectionRequest& request) {
-  if (inputs.metadata.key_calibration || request.thresholds != nullptr) return {};
-  return lacks(inputs, "calibration of single keys", "none",
-               "one: selector ideal needs an index built with --calibrate-keys");
-}
-
 // In the order of SelectorKind.
 constexpr SelectorType kSelectors[] = {
     {.name = "auto"},
@@ -51,7 +42,6 @@ constexpr SelectorType kSelectors[] = {
      .partition = Partition::kKmeans,
      .needs = "kmeans: selector squeezed needs an index with clusters",
      .cost = tree_cost,
-     .curves = cluster_curves,
      .scorer = make_centroid_scorer},
     {.name = "dense"},
     {.name = "quest",
@@ -60,11 +50,6 @@ constexpr SelectorType kSelectors[] = {
      .needs = "pages: selector quest needs an index built with --partition pages",
      .cost = pages_cost,
      .scorer = make_bounds_scorer},
-    {.name = "ideal",
-     .block = 1,
-     .check = check_keys,
-     .curves = key_curves,
-     .scorer = make_key_scorer},
     {.name = "stream", .list = list_recent},
     {.name = "window", .sinks = false, .list = list_recent},
     {.name = "h2o", .check = check_heavy, .list = list_heavy},
@@ -86,7 +71,7 @@ int64_t exact_skipped(const SelectorType& type, const IndexMetadata& metadata) {
 
 // One threshold for all layers and heads.
 bool has_one_threshold(const SelectorType& type, const SelectionRequest& r) {
-  return r.thresholds != nullptr || (type.curves != nullptr && r.rule == RuleKind::kThreshold);
+  return r.thresholds != nullptr || (type.tree && r.rule == RuleKind::kThreshold);
 }
 
 // Options that the selector does not take.
@@ -106,7 +91,7 @@ Status check_options(const SelectorType& type, const SelectionRequest& r, int le
         concat("levels: found ", r.levels, ", expected 0 to ", levels, ", what the index has"));
   }
   if (r.levels != 0) return refuse("levels", concat(r.levels), "0: it has no centroids");
-  if (r.thresholds != nullptr && type.curves == nullptr) {
+  if (r.thresholds != nullptr) {
     return refuse("thresholds", "some", "a budget or keep");
   }
   return {};
@@ -211,13 +196,10 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
 
   PreparedSelector out;
   SelectionPlan& plan = out.plan;
-  plan.block = type.block;
-  plan.levels = !type.tree            ? (type.curves == nullptr ? 0 : 1)
-                : request.levels == 0 ? metadata.levels
-                                      : request.levels;
+  plan.levels = request.levels == 0 && type.tree ? metadata.levels : request.levels;
   if (request.thresholds != nullptr) {
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
-    if (type.tree && metadata.key_codes > 0) plan.alive = kAliveOfThresholds;
+    if (metadata.key_codes > 0) plan.alive = kAliveOfThresholds;
   } else {
     const LayerView& sparse = *first_sparse(inputs.index.layers);
     const ReadingCost cost = type.cost != nullptr
@@ -232,9 +214,8 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
                                    static_cast<float>(plan.asked_keep));
     plan.head_keep.assign(Calibration::kScopes, alike);
   }
-  if (type.curves != nullptr && request.thresholds == nullptr) {
-    const Curves curves = type.curves(inputs.calibration, plan);
-    fill_calibrated(metadata, inputs.calibration, curves, request.rule, plan);
+  if (type.tree && request.thresholds == nullptr) {
+    fill_calibrated(metadata, inputs.calibration, request.rule, plan);
   }
   spread_head_keep(metadata, plan);
   if (type.partition == Partition::kPages) {

@@ -1,5 +1,5 @@
-// Scorers say how much a group of keys is worth to a query: by centroids (clusters, single keys),
-// by bounds (pages) and by a network (buckets).
+// Scorers say how much a group of keys is worth to a query: by centroids (clusters), by bounds
+// (pages) and by a network (buckets).
 #include <algorithm>
 #include <cmath>
 
@@ -44,45 +44,6 @@ class CentroidScorer final : public GroupScorer {
 
   SelectableIndex index_;
   int levels_;
-};
-
-// The selector `ideal` looks at all keys, which is not counted: it bounds what a selector can reach
-// with the keys that it keeps.
-class KeyScorer final : public GroupScorer {
- public:
-  explicit KeyScorer(const SelectableIndex& index) : index_(index) {}
-
-  std::vector<GroupLevel> levels(const LayerView& view, const LayerTable&) const override {
-    if (view.slots == 0) return {};
-    return {{.count = view.slots}};
-  }
-
-  void reserve(const LayerView& view, int, SelectorLimits& limits) const override {
-    limits.use_floats(most_score_workspace(score_problem(index_, view, view.slots)));
-    if (view.coded_keys.bits > 0) {
-      limits.workspace.products.emplace(*index_.kernels, view.head_dim);
-    }
-  }
-
-  Status score(const SelectQuery& query, int, const Candidates& candidates,
-               SelectWorkspace& workspace, std::span<float> scores) const override {
-    const LayerView& view = index_.layers[query.layer];
-    ScoreProblem problem = score_problem(index_, query, candidates);
-    const CodedHead codes = coded_head(view, view.coded_keys, false, query.kv_head);
-    if (codes.coded()) {
-      problem.coded = &codes;
-      problem.products = &*workspace.products;
-    } else {
-      problem.centroids = static_cast<const std::byte*>(view.keys) +
-                          query.kv_head * view.slots * view.head_dim * dtype_size(view.dtype);
-    }
-    return score_clusters(problem, scores, workspace.floats);
-  }
-
-  int64_t vectors() const override { return 0; }
-
- private:
-  SelectableIndex index_;
 };
 
 // The bound of a query and a page is the sum over c of max(q_c min_c, q_c max_c), that is
@@ -185,9 +146,6 @@ class NetworkScorer final : public GroupScorer {
 std::unique_ptr<GroupScorer> make_centroid_scorer(const SelectableIndex& index,
                                                   const SelectionPlan& plan) {
   return std::make_unique<CentroidScorer>(index, plan.levels);
-}
-std::unique_ptr<GroupScorer> make_key_scorer(const SelectableIndex& index, const SelectionPlan&) {
-  return std::make_unique<KeyScorer>(index);
 }
 std::unique_ptr<GroupScorer> make_bounds_scorer(const SelectableIndex& index,
                                                 const SelectionPlan&) {

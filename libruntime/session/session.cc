@@ -78,8 +78,7 @@ Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions&
   const int64_t blocks = std::clamp<int64_t>(most, 1, max_tokens_);
   at_once_ = static_cast<size_t>(blocks);
   queries_ = std::make_unique<QueryBlocks>(
-      model, plan_.block > 0 ? plan_.block : options.block, max_tokens_,
-      selector_ != nullptr && selector_->before_rope(), *pool_);
+      model, options.block, max_tokens_, selector_ != nullptr && selector_->before_rope(), *pool_);
   work_ = std::make_unique<WorkPlan>(model, index_->whole().metadata().model.kv_heads, limits,
                                      blocks, max_tokens_, threads);
   for (int i = 0; i < threads; ++i) {

@@ -42,7 +42,7 @@ def _build(options: argparse.Namespace) -> dict[str, Any]:
             chat = json.load(file)
     model, tokenizer = _load(options)
     names = ("levels", "rows", "key_codes", "max_tokens", "sink", "tail", "partition", "page_size", "level_fractions",
-             "coarse_keep", "iterations", "layers16", "calibrate_keys", "seed", "threads", "engine")
+             "coarse_keep", "iterations", "layers16", "seed", "threads", "engine")
     built: sqz.Built = sqz.build(model, tokenizer, options.texts, options.output, overwrite=options.force, chat=chat,
                                  progress=False if options.quiet else None, **{name: getattr(options, name) for name in names})
     return dict(vars(built))
@@ -131,7 +131,6 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--level-fractions", type=_numbers(float), help="clusters a token, coarse to fine: 0.01,0.05")
     build.add_argument("--coarse-keep", type=float, help="fraction of keys that the coarse levels let through (0.5)")
     build.add_argument("--iterations", type=int, help="of k-means (10)")
-    build.add_argument("--calibrate-keys", action="store_true", default=None, help="for the selector ideal, too")
     build.add_argument("--engine", choices=["auto", "faiss", "cuda"], help="of k-means: faiss is the CPU")
     code_options(build, ["bf16", "f16", "q8"])
 

@@ -42,7 +42,7 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     output: the index to write. It appears when it is whole: nothing is there after an error or Ctrl-C.
     levels (2) of the tree of clusters; rows "bf16", "f16" or "q8"; key_codes 0, 1 or 2 bits; max_tokens: the first ones
     alone; options: sink, tail, partition, page_size, level_fractions, coarse_keep, iterations, layers16,
-    calibrate_keys, seed, threads, engine, as `sqz-index build` has them (sqz_build.h).
+    seed, threads, engine, as `sqz-index build` has them (sqz_build.h).
     progress: a bar on a terminal (None), a bar or none (True, False), or a function that gets 0 to 1.
 
     sqz.Error, TypeError, ValueError or OSError: the sentence says what to do. MemoryError: the pass needs more memory.

@@ -48,7 +48,7 @@ class Session(Handle):
 
     index: an open Index; for a GPU one that was uploaded there. It may be closed before its sessions. It is in slot 0;
         put() adds others of the same model.
-    selector: "auto" (what the index was built for), "squeezed", "dense", "quest", "ideal", "stream", "window", "h2o",
+    selector: "auto" (what the index was built for), "squeezed", "dense", "quest", "stream", "window", "h2o",
         or "saap". Unless it is dense, give one of the next three.
     budget: fraction of the context's bytes, in (0, 1]. keep: fraction of the clustered keys. thresholds: one for each
         level in use, coarse to fine.
@@ -80,7 +80,7 @@ class Session(Handle):
         scales, limits = doubles("layer_scales", layer_scales), doubles("thresholds", thresholds)
         if limits is not None and rule == "budget":
             raise ValueError("rule: found 'budget' with thresholds, expected 'threshold' or none")
-        used = 1 if selector == "ideal" else min(levels or index.info.levels, index.info.levels) or 1
+        used = min(levels or index.info.levels, index.info.levels) or 1
         if limits is not None and len(limits) != used:
             raise ValueError(f"thresholds: found {len(limits)}, expected {used}, one for each level in use")
         options = _library.SessionOptions(

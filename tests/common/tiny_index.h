@@ -27,12 +27,11 @@ struct TinyIndexOptions {
   int64_t tail = 6;
   std::vector<int64_t> clusters = {3, 9};  // n_k, coarse to fine
   int64_t page_size = 0;                   // > 0: pages of so many tokens, no clusters
-  bool key_calibration = false;
-  bool heavy_hitters = false;          // a random order
-  std::vector<int64_t> layer_budgets;  // [layers] to embed, of a context of `tokens`; their
-                                       // sum a multiple of `layers`; empty: none
-  std::set<int64_t> dense_layers;      // stored dense, full attention
-  std::map<int64_t, int64_t> windows;  // layer -> sliding window: dense, too
+  bool heavy_hitters = false;              // a random order
+  std::vector<int64_t> layer_budgets;      // [layers] to embed, of a context of `tokens`; their
+                                           // sum a multiple of `layers`; empty: none
+  std::set<int64_t> dense_layers;          // stored dense, full attention
+  std::map<int64_t, int64_t> windows;      // layer -> sliding window: dense, too
   DType dtype = DType::kBF16;
   bool has_value_means = true;
   double spread = 0.5;  // of keys around their cluster's centre, whose entries are N(0, 1)
@@ -125,7 +124,6 @@ inline IndexMetadata metadata(const TinyIndexOptions& o) {
   m.has_value_means = o.has_value_means && o.page_size == 0;
   m.partition = o.page_size > 0 ? Partition::kPages : Partition::kKmeans;
   m.page_size = o.page_size;
-  m.key_calibration = o.key_calibration;
   m.heavy_hitters = o.heavy_hitters;
   if (!o.layer_budgets.empty()) {
     LayerBudgets budgets;
@@ -279,17 +277,9 @@ inline Status write_layer(SqzWriter& writer, const TinyIndexOptions& o, int64_t 
 inline Calibration calibration(const IndexMetadata& m) {
   using C = Calibration;
   Calibration c;
-  if (m.levels == 0 && !m.key_calibration) return c;
+  if (m.levels == 0) return c;
   c.queries = m.tail;
   c.source = "tail";
-  for (int64_t i = 0; i < C::kScopes * C::kGrid && m.key_calibration; ++i) {
-    c.key_thresholds.push_back(-20.0f * static_cast<float>(i % C::kGrid) / (C::kGrid - 1));
-  }
-  for (int64_t i = 0; i < C::kScopes * m.model.layers * m.model.kv_heads * C::kGrid; ++i) {
-    if (m.key_calibration)
-      c.key_shares.push_back(static_cast<float>(i % C::kGrid) / (C::kGrid - 1));
-  }
-  if (m.levels == 0) return c;
   for (int k = 1; k < m.levels; ++k) c.coarse_keep.push_back(std::pow(0.5, k));
   for (int curve = 0; curve < C::kScopes * C::kPaths; ++curve) {
     for (int64_t i = 0; i < C::kGrid; ++i) {

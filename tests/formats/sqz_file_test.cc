@@ -43,7 +43,7 @@ std::vector<Case> cases() {
           {"NoValueMeans", with([](O& o) { o.has_value_means = false; })},
           {"Pages", with([](O& o) {
              o.layers = 3, o.page_size = 16, o.dense_layers = {1}, o.layer_budgets = {9, 31, 20};
-             o.key_calibration = o.heavy_hitters = true;
+             o.heavy_hitters = true;
            })},
           {"DenseAndWindows", with([](O& o) {
              o.layers = 4, o.dense_layers = {0}, o.windows = {{2, 10}, {3, 1000}};
@@ -88,8 +88,6 @@ TEST_P(SqzFileRoundTrip, MetadataAndCalibrationComeBack) {
   EXPECT_EQ(found->thresholds, want.thresholds);
   EXPECT_EQ(found->coarse, want.coarse);
   EXPECT_EQ(found->shares, want.shares);
-  EXPECT_EQ(found->key_thresholds, want.key_thresholds);
-  EXPECT_EQ(found->key_shares, want.key_shares);
 }
 
 // Every tensor is found through its pointer: the layers in another order make the same file.

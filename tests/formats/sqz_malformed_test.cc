@@ -65,7 +65,6 @@ const Field kIndex[] = {
     {"/calibration/source", Type::kText},
     {"/calibration/coarse_keep", Type::kArray},
     {"/checksums", Type::kObject},
-    {"/key_calibration", Type::kBoolean, 0, 0, true},
     {"/heavy_hitters", Type::kBoolean, 0, 0, true},
 };
 
@@ -133,7 +132,6 @@ const Conflict kConflicts[] = {
     {"two_levels", R"({"partition": "pruned"})", "kept"},
     {"two_levels", R"({"value_means": false})", "layers.0.level.1.value_means"},
     {"two_levels", R"({"heavy_hitters": true})", "layers.0.heavy"},
-    {"two_levels", R"({"key_calibration": true})", "calibration.keys.thresholds"},
     {"two_levels", R"({"layers": [{"dense": true, "window": 0}]})", "levels"},
     {"two_levels", R"({"layers": [{"dense": true, "window": 0}], "levels": 0})", "exact.keys"},
     {"two_levels", R"({"layers": [{"dense": false, "window": 9}]})", "window"},
@@ -154,7 +152,6 @@ const Conflict kConflicts[] = {
     {"pages", R"({"partition": "kmeans"})", "levels"},
     {"pages", R"({"levels": 1})", "levels"},
     {"pages", R"({"key_codes": 1, "format_version": 2, "rotation_seed": 0})", "partition"},
-    {"pages", R"({"key_calibration": false})", "calibration.keys.thresholds"},
     {"pages", R"({"heavy_hitters": false})", "layers.0.heavy"},
     {"pages", R"({"layer_budgets": {"budget": [9]}})", "budget"},
     {"pages", R"({"layer_budgets": {"context": 7}})", "uniform_budget"},

@@ -6,9 +6,8 @@
 namespace sqz {
 namespace {
 
-std::shared_ptr<const SqzFile> golden(int version) {
-  const auto file =
-      SqzFile::open(concat(SQZ_SOURCE_DIR "/tests/golden/index/version", version, ".sqz"));
+std::shared_ptr<const SqzFile> golden(const std::string& name) {
+  const auto file = SqzFile::open(concat(SQZ_SOURCE_DIR "/tests/golden/index/", name, ".sqz"));
   EXPECT_TRUE(file.ok()) << file.status().message();
   return file.ok() ? *file : nullptr;
 }
@@ -18,7 +17,7 @@ std::shared_ptr<const SqzFile> golden(int version) {
 TEST(OldVersions, TheCalibrationOfTheMeanIsRead) {
   for (const int version : {1, 2}) {
     SCOPED_TRACE(version);
-    const auto file = golden(version);
+    const auto file = golden(concat("version", version));
     ASSERT_NE(file, nullptr);
     EXPECT_EQ(file->metadata().version, version);
     EXPECT_EQ(file->verify().message(), "");
@@ -29,6 +28,14 @@ TEST(OldVersions, TheCalibrationOfTheMeanIsRead) {
     EXPECT_EQ(found->coarse, expected.coarse);
     EXPECT_EQ(found->shares, expected.shares);
   }
+}
+
+TEST(OldVersions, CurvesOfSingleKeysAreUnused) {
+  const auto file = golden("keys");
+  ASSERT_NE(file, nullptr);
+  EXPECT_FALSE(file->tensor("calibration.keys.shares").empty());
+  EXPECT_EQ(file->metadata().partition, Partition::kPages);
+  EXPECT_EQ(file->verify().message(), "");
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ class SqzVerify : public ::testing::Test {
   void SetUp() override {
     TinyIndexOptions pages;
     pages.page_size = 16;
-    pages.key_calibration = pages.heavy_hitters = true;
+    pages.heavy_hitters = true;
     ASSERT_TRUE(testing::write_tiny_index(dir_.file("tree.sqz")).ok());
     ASSERT_TRUE(testing::write_tiny_index(dir_.file("pages.sqz"), pages).ok());
     ASSERT_TRUE(

@@ -38,7 +38,7 @@ Status write_indexes(const std::filesystem::path& folder) {
   o.dense_layers.clear();
   o.layers = 1;
   o.page_size = 8;
-  o.key_calibration = o.heavy_hitters = true;
+  o.heavy_hitters = true;
   o.layer_budgets = {8};
   SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "pages.sqz"), o).status());
   SQZ_RETURN_IF_ERROR(write_tiny_buckets(at(folder, "buckets.sqz"), tiny_qmodel(), 132).status());
@@ -56,7 +56,6 @@ Status write_indexes(const std::filesystem::path& folder) {
   }
   std::filesystem::remove(plain);
 
-  o.key_calibration = false;
   o.layer_budgets = {};
   const std::string whole = at(folder, "whole.sqz");
   SQZ_RETURN_IF_ERROR(write_tiny_index(whole, o).status());

@@ -129,31 +129,30 @@ class Builds : public BuilderTest, public ::testing::WithParamInterface<Kind> {
   void expect_buckets(const LayerView& view, int64_t head) const;
 };
 
-constexpr Kind kKinds[] = {
-    {"Clusters", nullptr},
-    {"ThreeLevelsF16",
-     [](BuildOptions& o) {
-       o.level_fractions = {0.01, 0.03, 0.1};
-       o.dtype = DType::kF16;
-     }},
-    {"ClustersKeysHitters", [](BuildOptions& o) { o.calibrate_keys = o.heavy_hitters = true; }},
-    {"Pages", [](BuildOptions& o) { o.partition = Partition::kPages; }},
-    {"PagesOfOneF16",
-     [](BuildOptions& o) {
-       o.partition = Partition::kPages;
-       o.page_size = 1;
-       o.dtype = DType::kF16;
-     }},
-    {"OnePageKeysHitters",
-     [](BuildOptions& o) {
-       o.partition = Partition::kPages;
-       o.page_size = 1000;
-       o.calibrate_keys = o.heavy_hitters = true;
-     }},
-    {"Buckets", [](BuildOptions& o) {
-       o.partition = Partition::kBuckets;
-       o.qmodel = &qmodel();
-     }}};
+constexpr Kind kKinds[] = {{"Clusters", nullptr},
+                           {"ThreeLevelsF16",
+                            [](BuildOptions& o) {
+                              o.level_fractions = {0.01, 0.03, 0.1};
+                              o.dtype = DType::kF16;
+                            }},
+                           {"ClustersHitters", [](BuildOptions& o) { o.heavy_hitters = true; }},
+                           {"Pages", [](BuildOptions& o) { o.partition = Partition::kPages; }},
+                           {"PagesOfOneF16",
+                            [](BuildOptions& o) {
+                              o.partition = Partition::kPages;
+                              o.page_size = 1;
+                              o.dtype = DType::kF16;
+                            }},
+                           {"OnePageHitters",
+                            [](BuildOptions& o) {
+                              o.partition = Partition::kPages;
+                              o.page_size = 1000;
+                              o.heavy_hitters = true;
+                            }},
+                           {"Buckets", [](BuildOptions& o) {
+                              o.partition = Partition::kBuckets;
+                              o.qmodel = &qmodel();
+                            }}};
 INSTANTIATE_TEST_SUITE_P(Kinds, Builds, ::testing::ValuesIn(kKinds),
                          [](const auto& kind) { return kind.param.name; });
 
@@ -243,8 +242,7 @@ TEST_P(Builds, HoldEveryKeyOnce) {
   const auto [code, said] = testing::check_index(path_);
   EXPECT_LE(code, 0) << said;
   EXPECT_EQ(file.metadata().model, model_);
-  EXPECT_EQ(file.calibration()->source,
-            options_.partition == Partition::kKmeans || options_.calibrate_keys ? "tail" : "");
+  EXPECT_EQ(file.calibration()->source, options_.partition == Partition::kKmeans ? "tail" : "");
   for (int64_t l = 0; l < kLayers; ++l) {
     const LayerView view = file.layer(l);
     const Layer layer = make_layer(l);

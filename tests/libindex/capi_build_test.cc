@@ -142,14 +142,13 @@ TEST_F(CApiBuild, HasTheBytesOfLibindex) {
 
   build(
       R"({"sink": 4, "tail": 20, "tokenizer_hash": "00000000000000ab", "replace": true, "rows": "f16", "levels": 1,
-            "key_codes": 2, "seed": 5, "iterations": 3, "calibrate_keys": true})");
+            "key_codes": 2, "seed": 5, "iterations": 3})");
   BuildOptions other;
   other.dtype = DType::kF16;
   other.level_fractions = {0.05};
   other.compress.key_codes = 2;
   other.seed = other.compress.seed = 5;
   other.iterations = 3;
-  other.calibrate_keys = true;
   EXPECT_EQ(testing::read_file(path_), built_by_libindex(other));
 }
 

@@ -133,8 +133,8 @@ TEST_F(Prune, ServesNothingElse) {
     EXPECT_FALSE(status.ok());
     return status.message();
   };
-  for (const auto selector : {SelectorKind::kSqueezed, SelectorKind::kQuest, SelectorKind::kIdeal,
-                              SelectorKind::kStream}) {
+  for (const auto selector :
+       {SelectorKind::kSqueezed, SelectorKind::kQuest, SelectorKind::kStream}) {
     EXPECT_THAT(refusal({.selector = selector, .budget = 0.2}),
                 HasSubstr("pruned for selector h2o"));
   }

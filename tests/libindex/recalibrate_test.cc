@@ -72,27 +72,6 @@ class Recalibrate : public ::testing::Test {
   TinyIndexOptions options_;
 };
 
-TEST_F(Recalibrate, SingleKeysToo) {
-  for (const int64_t page_size : {0, 16}) {
-    TinyIndexOptions o = options_;
-    o.page_size = page_size;
-    o.key_calibration = true;
-    ASSERT_TRUE(testing::write_tiny_index(path_, o).ok());
-    const std::string output = directory_.file("keys.sqz");
-    const auto written = run(make_queries(o), {.replace = true}, output);
-    ASSERT_TRUE(written.ok()) << written.status().message();
-    const auto before = *open(path_)->calibration(), after = *open(output)->calibration();
-    EXPECT_EQ(open(output)->verify().message(), "");
-    EXPECT_EQ(after.queries, 8);
-    EXPECT_EQ(after.source, "prompts: 2 prompts");
-    EXPECT_NE(after.key_thresholds, before.key_thresholds);
-    EXPECT_EQ(after.thresholds.empty(), page_size > 0);
-    // Other queries, other thresholds.
-    ASSERT_TRUE(run(make_queries(o, 6), {.replace = true}, output).ok());
-    EXPECT_NE(open(output)->calibration()->key_thresholds, after.key_thresholds);
-  }
-}
-
 TEST_F(Recalibrate, OnlyTheCalibrationChanges) {
   const std::string output = directory_.file("out.sqz");
   const auto bytes = run(make_queries(options_), {}, output);

@@ -87,7 +87,7 @@ sqz_status use_session(sqz_index* index, const sqz_session_options& options,
 
 TEST_F(Allocation, AFailedOneOfASessionIsAStatus) {
   testing::TinyIndexOptions clusters = testing::c_index_options(), pages = clusters;
-  clusters.heavy_hitters = clusters.key_calibration = true;
+  clusters.heavy_hitters = true;
   pages.clusters = {};
   pages.page_size = 16;
   std::vector<sqz_run> runs(10000);
@@ -95,14 +95,12 @@ TEST_F(Allocation, AFailedOneOfASessionIsAStatus) {
   for (const testing::TinyIndexOptions& made : {clusters, pages}) {
     const std::string file = path() + ".made";
     ASSERT_TRUE(testing::write_tiny_index(file, made).ok());
-    for (const sqz_selector selector : {SQZ_SELECTOR_AUTO, SQZ_SELECTOR_DENSE, SQZ_SELECTOR_IDEAL,
-                                        SQZ_SELECTOR_STREAM, SQZ_SELECTOR_H2O}) {
-      const bool of_clusters = selector == SQZ_SELECTOR_IDEAL || selector == SQZ_SELECTOR_H2O;
-      if (of_clusters && made.page_size > 0) continue;
+    for (const sqz_selector selector :
+         {SQZ_SELECTOR_AUTO, SQZ_SELECTOR_DENSE, SQZ_SELECTOR_STREAM, SQZ_SELECTOR_H2O}) {
+      if (selector == SQZ_SELECTOR_H2O && made.page_size > 0) continue;
       auto options = testing::held_budget(selector == SQZ_SELECTOR_DENSE ? 0 : 0.3);
       options.selector = selector;
-      if (made.page_size > 0 || !(selector == SQZ_SELECTOR_AUTO || of_clusters)) options.rule = 0;
-      if (selector == SQZ_SELECTOR_H2O) options.rule = 0;
+      if (made.page_size > 0 || selector != SQZ_SELECTOR_AUTO) options.rule = 0;
       options.kv_heads = 1;  // a range, which is made anew for every session
       options.first_kv_head = 1;
       SCOPED_TRACE(selector);

@@ -25,7 +25,6 @@ int64_t compare_kernels(const Served& served, const SelectionRequest& request) {
     const auto session = testing::open_session(served, options);
     for (const auto& [tokens, dtype] :
          {std::pair{1, DType::kF32}, {2, DType::kF16}, {20, DType::kBF16}}) {
-      if (tokens > 1 && request.selector == SelectorKind::kIdeal) continue;
       SCOPED_TRACE(concat(kernels->name, " selector ", static_cast<int>(request.selector),
                           " tokens ", tokens));
       std::vector<float> q = testing::Random(6).normals(tokens * o.query_heads * o.head_dim);
@@ -65,15 +64,13 @@ TEST(Attend, EveryInstructionSetGivesTheSame) {
                                                  .head_dim = dim,
                                                  .tokens = 300,
                                                  .clusters = {8, 40},
-                                                 .key_calibration = true,
                                                  .dtype = stored_as};
     for (const auto& [rows, codes] :
          {std::pair{RowKind::k16, 0}, {RowKind::kQ8, 0}, {RowKind::kQ8, 2}, {RowKind::k16, 1}}) {
       const CompressOptions compress = {.rows = rows, .key_codes = codes};
       const Served served =
           compress.any() ? testing::serve_coded(shape, compress) : testing::serve(shape);
-      for (const SelectorKind selector :
-           {SelectorKind::kDense, SelectorKind::kSqueezed, SelectorKind::kIdeal}) {
+      for (const SelectorKind selector : {SelectorKind::kDense, SelectorKind::kSqueezed}) {
         SelectionRequest request{.selector = selector, .rule = RuleKind::kBudget};
         request.keep = selector == SelectorKind::kDense ? 0 : 0.3;
         SCOPED_TRACE(concat("dim ", dim, " rows ", rows_name(rows), " codes ", codes));

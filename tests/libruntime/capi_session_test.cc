@@ -16,12 +16,11 @@ TEST_F(CApi, SelectorsHaveNamesAndNumbers) {
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_SQUEEZED), "squeezed");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_DENSE), "dense");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_QUEST), "quest");
-  EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_IDEAL), "ideal");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_STREAM), "stream");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_WINDOW), "window");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_H2O), "h2o");
   EXPECT_STREQ(sqz_selector_name(SQZ_SELECTOR_SAAP), "saap");
-  const volatile int none = 9;
+  const volatile int none = 8;
   EXPECT_EQ(sqz_selector_name(static_cast<sqz_selector>(none)), nullptr);
 }
 
@@ -56,10 +55,9 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.device_type = 2; }, SQZ_UNSUPPORTED},
       {[](auto& o) { o.device_type = 7; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.device_id = 1; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.selector = 9; }, SQZ_INVALID_ARGUMENT},
+      {[](auto& o) { o.selector = 8; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = SQZ_SELECTOR_QUEST; }, SQZ_UNSUPPORTED},  // of pages
-      {[](auto& o) { o.selector = SQZ_SELECTOR_IDEAL; }, SQZ_UNSUPPORTED},  // not calibrated
       {[](auto& o) { o.selector = SQZ_SELECTOR_H2O; }, SQZ_UNSUPPORTED},    // no order
       {[](auto& o) { o.selector = SQZ_SELECTOR_SAAP; }, SQZ_UNSUPPORTED},   // no buckets
       {[](auto& o) { o.layer_scales = scales; }, SQZ_INVALID_ARGUMENT},     // no count

@@ -44,7 +44,7 @@ TEST_F(CApi, OpenAndDescribe) {
 TEST_F(CApi, VerifyWhileOpening) {
   const testing::TemporaryDirectory dir;
   testing::TinyIndexOptions clusters, pages;
-  clusters.heavy_hitters = clusters.key_calibration = pages.key_calibration = true;
+  clusters.heavy_hitters = true;
   pages.page_size = 8;
   const std::string file = dir.file("a.sqz");
   ASSERT_TRUE(testing::write_tiny_index(file, clusters).ok());

@@ -118,7 +118,6 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
   b.engine = "faiss";
   b.dtype = chance(50) ? DType::kBF16 : DType::kF16;
   b.page_size = pick({1, 7, 16, 32});
-  b.calibrate_keys = chance(40);
   b.heavy_hitters = chance(40);
   if (b.partition == Partition::kKmeans) {
     b.compress.rows = chance(40) ? RowKind::kQ8 : RowKind::k16;
@@ -179,12 +178,11 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
     fitting.push_back(s);
   }
   const bool coded = b.compress.rows != RowKind::k16;
-  if (!gpu) fitting.insert(fitting.end(), b.calibrate_keys ? 2 : 0, SQZ_SELECTOR_IDEAL);
   fitting.insert(fitting.end(), b.heavy_hitters ? 2 : 0, SQZ_SELECTOR_H2O);
   c.selector = fitting[static_cast<size_t>(random.below(std::ssize(fitting)))];
   const bool fixed = c.selector == SQZ_SELECTOR_STREAM || c.selector == SQZ_SELECTOR_WINDOW ||
                      c.selector == SQZ_SELECTOR_H2O;
-  const bool ruled = c.selector == SQZ_SELECTOR_SQUEEZED || c.selector == SQZ_SELECTOR_IDEAL;
+  const bool ruled = c.selector == SQZ_SELECTOR_SQUEEZED;
   c.block = chance(50) ? 0 : between(1, 6);
   if (fixed && !coded && b.compress.key_codes == 0 && chance(60)) {
     c.pruned_keep = real(0.1, 0.9);
@@ -194,11 +192,9 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
     c.by_auto = c.selector == own && chance(50);
     c.by_budget_rule = ruled && chance(60);
     c.dense_layers = static_cast<int>(pick({0, 0, -1, -1, -1, 1}));
-    if (c.selector == SQZ_SELECTOR_SQUEEZED) c.levels = static_cast<int>(between(0, index_levels));
+    if (ruled) c.levels = static_cast<int>(between(0, index_levels));
     if (ruled && !c.by_budget_rule && chance(35)) {
-      const int64_t used = c.selector == SQZ_SELECTOR_IDEAL ? 1
-                           : c.levels == 0                  ? index_levels
-                                                            : c.levels;
+      const int64_t used = c.levels == 0 ? index_levels : c.levels;
       for (int64_t k = 0; k < used; ++k) {
         c.thresholds.push_back(real(0.1, 1) * static_cast<double>(k + 1) /
                                static_cast<double>(used * c.tokens));

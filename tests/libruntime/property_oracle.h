@@ -32,7 +32,7 @@ class PropertyOracle {
       views_.push_back(file->layer(l));
       layers_.push_back(decode(views_.back()));
     }
-    if (metadata_.levels > 0 || metadata_.key_calibration) calibration_ = *file->calibration();
+    if (metadata_.levels > 0) calibration_ = *file->calibration();
     find_scales();
     make_plan();
   }
@@ -44,8 +44,6 @@ class PropertyOracle {
   bool refused() const { return refused_; }  // the budget cannot be met
   bool selects(int64_t layer) const { return !dense_ && scales_[layer] > 0; }
   bool estimates() const { return c_.selector == SQZ_SELECTOR_SQUEEZED && c_.codes(); }
-  // Tokens of a block; 0: those of a request.
-  int64_t block() const { return c_.selector == SQZ_SELECTOR_IDEAL ? 1 : c_.block; }
   int64_t first_exact(int64_t layer) const {
     return c_.selector == SQZ_SELECTOR_WINDOW && selects(layer) ? metadata_.sink : 0;
   }
@@ -61,22 +59,7 @@ class PropertyOracle {
     if (!selects(layer) || c_.pruned_keep > 0) return all;
     reference::SelectParameters p;
     p.budget_rule = c_.by_budget_rule;
-    const int scope = tokens > 1 && c_.selector != SQZ_SELECTOR_IDEAL ? 1 : 0;
-    if (c_.selector == SQZ_SELECTOR_IDEAL) {
-      LayerView single = view;  // each key is a cluster
-      std::vector<uint32_t> offsets;
-      for (int64_t i = 0; i < view.kv_heads * (view.slots + 1); ++i) {
-        offsets.push_back(static_cast<uint32_t>(i % (view.slots + 1)));
-      }
-      single.levels = 1;
-      single.level[0] = {view.slots, view.keys, offsets.data(), nullptr};
-      p.log_thresholds = {log_threshold(0)};
-      p.share = head_share(calibration_.key_shares, 0, layer, head);
-      auto out = reference::select(single, head, queries, tokens, c_.group(), scale(), p);
-      out.centroids = 0;
-      out.estimated.clear();
-      return out;
-    }
+    const int scope = tokens > 1 ? 1 : 0;
     if (c_.selector == SQZ_SELECTOR_SQUEEZED) {
       p.levels = levels_;
       for (int k = 0; k + 1 < levels_; ++k) {
@@ -144,7 +127,7 @@ class PropertyOracle {
   // How far the delivered budget may be above the asked one: half a cluster a head and, of a tree
   // or codes, what its own costs vary. The rule threshold promises nothing.
   double slack() const {
-    const bool ruled = c_.selector == SQZ_SELECTOR_SQUEEZED || c_.selector == SQZ_SELECTOR_IDEAL;
+    const bool ruled = c_.selector == SQZ_SELECTOR_SQUEEZED;
     if (ruled && !c_.by_budget_rule) return 2;
     double most = 2, vectors = 0;
     for (const LayerView& v : views_) {
@@ -169,7 +152,7 @@ class PropertyOracle {
   void find_scales() {
     if (c_.selector == SQZ_SELECTOR_DENSE) dense_ = true;
     scales_.assign(views_.size(), 1);
-    const bool ruled = c_.selector == SQZ_SELECTOR_SQUEEZED || c_.selector == SQZ_SELECTOR_IDEAL;
+    const bool ruled = c_.selector == SQZ_SELECTOR_SQUEEZED;
     if (!c_.layer_scales.empty()) {
       scales_ = c_.layer_scales;
     } else if (c_.uniform_layers == 0 && metadata_.layer_budgets && (!ruled || c_.by_budget_rule)) {
@@ -329,10 +312,9 @@ class PropertyOracle {
   double log_threshold(int scope) const {
     if (!c_.thresholds.empty()) return std::log(c_.thresholds.back());
     if (c_.by_budget_rule) return 0;
-    const bool keys = c_.selector == SQZ_SELECTOR_IDEAL;
-    const std::vector<float>& all = keys ? calibration_.key_thresholds : calibration_.thresholds;
-    const int64_t curves = keys ? Calibration::kScopes : Calibration::kScopes * Calibration::kPaths;
-    const int64_t curve = keys ? scope : scope * Calibration::kPaths + (levels_ > 1 ? 1 : 0);
+    const std::vector<float>& all = calibration_.thresholds;
+    const int64_t curves = Calibration::kScopes * Calibration::kPaths;
+    const int64_t curve = scope * Calibration::kPaths + (levels_ > 1 ? 1 : 0);
     const float* grid = all.data() + curve * (std::ssize(all) / curves);
     const double at = keep_ * static_cast<double>(kLast);
     const auto low = std::min(static_cast<int64_t>(at), kLast - 1);

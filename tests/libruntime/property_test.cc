@@ -262,7 +262,7 @@ class Property {
     bool all_clear = true;
     for (size_t r = 0; r + 1 < c_.indptr.size(); ++r) {
       const int64_t end = c_.indptr[r + 1];
-      const int64_t step = oracle_->block() == 0 ? end - c_.indptr[r] : oracle_->block();
+      const int64_t step = c_.block == 0 ? end - c_.indptr[r] : c_.block;
       for (int64_t t = c_.indptr[r]; t < end; t += step, ++blocks) {
         const int64_t tokens = std::min(step, end - t);
         Call call(q.part(t, tokens, 0, q.heads), layer, false);

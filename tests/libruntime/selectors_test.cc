@@ -40,7 +40,6 @@ Served make_index(Of of) {
                          .tail = 20,
                          .clusters = {6, 40},
                          .page_size = paged ? 16 : 0,
-                         .key_calibration = of == Of::kClusters || of == Of::kPages,
                          .heavy_hitters = of == Of::kClusters});
 }
 
@@ -56,15 +55,10 @@ struct Row {
   Kind kind;
   Of of;
   RuleKind rule = RuleKind::kBudget;
-  bool levels = false, thresholds = false;  // options that it takes
+  bool levels = false;  // takes levels and thresholds
 };
 const Row kRows[] = {
-    {.name = "squeezed",
-     .kind = Kind::kSqueezed,
-     .of = Of::kClusters,
-     .levels = true,
-     .thresholds = true},
-    {.name = "ideal", .kind = Kind::kIdeal, .of = Of::kClusters, .thresholds = true},
+    {.name = "squeezed", .kind = Kind::kSqueezed, .of = Of::kClusters, .levels = true},
     {.name = "quest", .kind = Kind::kQuest, .of = Of::kPages},
     {.name = "saap", .kind = Kind::kSaap, .of = Of::kBuckets},
     {.name = "stream", .kind = Kind::kStream, .of = Of::kClusters},
@@ -108,7 +102,7 @@ TEST_P(Selectors, RefusesRequestsThatMakeNoSense) {
   SelectionRequest given = request(0);
   given.rule = RuleKind::kThreshold;
   given.thresholds = thresholds;
-  EXPECT_EQ(testing::refusal(served(), given).ok(), GetParam().thresholds);
+  EXPECT_EQ(testing::refusal(served(), given).ok(), GetParam().levels);
   for (const double* bad : {negative, nan}) {
     given.thresholds = bad;
     EXPECT_EQ(testing::refusal(served(), given).code(), Code::kInvalidArgument);
@@ -119,10 +113,10 @@ TEST_P(Selectors, RefusesRequestsThatMakeNoSense) {
   SelectionRequest one = request(0.3);
   one.rule = RuleKind::kThreshold;
   one.layer_scales = alike;
-  EXPECT_EQ(testing::refusal(served(), one).ok(), !GetParam().thresholds);
+  EXPECT_EQ(testing::refusal(served(), one).ok(), !GetParam().levels);
   given.layer_scales = {};
   given.rule = RuleKind::kBudget;  // thresholds imply the rule
-  EXPECT_EQ(testing::refusal(served(), given).ok(), GetParam().thresholds);
+  EXPECT_EQ(testing::refusal(served(), given).ok(), GetParam().levels);
 }
 
 TEST_P(Selectors, FiniteQueriesWhoseScoresAreNot) {
@@ -137,7 +131,7 @@ TEST_P(Selectors, FiniteQueriesWhoseScoresAreNot) {
 // With queries of 0 all keys are alike, and the first ones are read.
 TEST_P(Selectors, EqualScoresAreTakenInOrder) {
   const Kind kind = GetParam().kind;
-  if (kind != Kind::kSqueezed && kind != Kind::kIdeal && kind != Kind::kQuest) return;
+  if (kind != Kind::kSqueezed && kind != Kind::kQuest) return;
   SelectionRequest flat = request(0.25);
   if (GetParam().levels) flat.levels = 1;
   const auto session = testing::open_session(served(), testing::session_options(flat));
@@ -145,7 +139,7 @@ TEST_P(Selectors, EqualScoresAreTakenInOrder) {
   for (const auto& slots : testing::selected_slots(*session, 0, zeros)) {
     const auto first_miss = std::find(slots.begin(), slots.end(), false) - slots.begin();
     EXPECT_EQ(std::count(slots.begin(), slots.end(), true), first_miss);
-    EXPECT_NEAR(static_cast<double>(first_miss), 677 / 4, kind == Kind::kIdeal ? 1 : 40);
+    EXPECT_NEAR(static_cast<double>(first_miss), 677 / 4, 40);
   }
 }
 
@@ -154,7 +148,7 @@ TEST_P(Selectors, ABudgetThatCannotBeMetIsRefusedWithTheLeast) {
   const Of of = GetParam().of == Of::kPages      ? Of::kLongPages
                 : GetParam().of == Of::kClusters ? Of::kLong
                                                  : Of::kBuckets;
-  if (GetParam().kind == Kind::kIdeal || GetParam().kind == Kind::kH2o) return;  // not in kLong
+  if (GetParam().kind == Kind::kH2o) return;  // not in kLong
   SelectionRequest low = request(0);
   low.budget = 0.001;
   const Status status = testing::refusal(index_of(of), low);
@@ -182,7 +176,6 @@ TEST(Selector, RefusesAnIndexThatItCannotServe) {
       {Of::kClusters, Kind::kSaap, "partition: found kmeans, expected buckets"},
       {Of::kPages, Kind::kSqueezed, "partition: found pages, expected kmeans"},
       {Of::kBuckets, Kind::kSqueezed, "partition: found buckets, expected kmeans"},
-      {Of::kPlain, Kind::kIdeal, "--calibrate-keys"},
       {Of::kPlain, Kind::kH2o, "order of heavy hitters: found none"}};
   for (const auto& [of, kind, words] : cases) {
     const Status status = testing::refusal(index_of(of), {.selector = kind, .keep = 0.3});

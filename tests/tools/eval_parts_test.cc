@@ -261,18 +261,15 @@ TEST(EvalSettings, AreTheCrossProductOfTheOptionsThatASelectorTakes) {
                                              R"(squeezed 0.2 0 "budget" "uniform")",
                                              R"(squeezed 0.1 2 0 "budget" "uniform")",
                                              R"(squeezed 0.2 2 0 "budget" "uniform")"));
-  options.selectors = {"quest", "ideal", "stream", "saap"};
+  options.selectors = {"quest", "stream", "saap"};
   options.budgets = {0.5};
   options.rules = {"threshold", "budget"};
   options.levels = {1, 2};
   options.rows = {"bf16", "q8"};
   options.dense_layers = 0;
-  EXPECT_THAT(
-      texts_of(options),
-      ElementsAre("dense", R"(quest 0.5 "uniform" 0)", R"(ideal 0.5 "threshold" "uniform" 0)",
-                  R"(ideal 0.5 "budget" "uniform" 0)", R"(ideal 0.5 "q8" "threshold" "uniform" 0)",
-                  R"(ideal 0.5 "q8" "budget" "uniform" 0)", R"(stream 0.5 "uniform" 0)",
-                  R"(stream 0.5 "q8" "uniform" 0)", R"(saap 0.5 "uniform" 0)"));
+  EXPECT_THAT(texts_of(options),
+              ElementsAre("dense", R"(quest 0.5 "uniform" 0)", R"(stream 0.5 "uniform" 0)",
+                          R"(stream 0.5 "q8" "uniform" 0)", R"(saap 0.5 "uniform" 0)"));
   std::vector<std::string> kinds;
   for (const IndexKind& kind : index_kinds(make_settings(options))) kinds.push_back(kind.name());
   EXPECT_THAT(kinds, ElementsAre("kmeans", "pages", "kmeans-q8-0", "buckets"));

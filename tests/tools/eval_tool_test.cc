@@ -98,8 +98,8 @@ TEST_F(EvalTool, CalibratesWithQuestionsOfItsOwn) {
 
 TEST_F(EvalTool, EverySelectorFromOneDensePass) {
   const ToolRun result = eval({"--task", "error", "--trials", "1", "--budget", "0.5", "--selector",
-                               "squeezed,quest,ideal,stream,window,h2o", "--dense-layers", "1",
-                               "--rows", "bf16,q8", "--json"});
+                               "squeezed,quest,stream,window,h2o", "--dense-layers", "1", "--rows",
+                               "bf16,q8", "--json"});
   ASSERT_EQ(result.code, 0) << result.err;
   std::map<std::string, int> selectors;
   const Json last = result.last();
@@ -111,8 +111,8 @@ TEST_F(EvalTool, EverySelectorFromOneDensePass) {
     EXPECT_LT(row["budget"]["delivered"], 1.0) << row;
     EXPECT_EQ(row["dense_layers"], 1) << row;
   }
-  const std::map<std::string, int> expected = {{"squeezed", 4}, {"quest", 2},  {"ideal", 4},
-                                               {"stream", 4},   {"window", 4}, {"h2o", 4}};
+  const std::map<std::string, int> expected = {
+      {"squeezed", 4}, {"quest", 2}, {"stream", 4}, {"window", 4}, {"h2o", 4}};
   EXPECT_EQ(selectors, expected);
 }
 

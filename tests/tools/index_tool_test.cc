@@ -100,12 +100,10 @@ TEST_F(IndexToolTest, BuildsFromACapture) {
       {"--levels 1 --rows f16 --tail 40 --sink 8",
        {{"clustered", 552}, {"clusters", Json::array({30})}},
        {{"sink", 8}, {"tail", 40}, {"levels", 1}, {"dtype", "F16"}}},
-      {"--level-fractions 0.02,0.1 --calibrate-keys",
-       {{"clusters", {12, 60}}},
-       {{"key_calibration", true}}},
+      {"--level-fractions 0.02,0.1", {{"clusters", {12, 60}}}, {{"levels", 2}}},
       {"--partition pages --page-size 32",  // 484 tokens: 15 whole pages and one of 4
        {{"clusters", Json::array()}, {"pages", 16}, {"engine", "none"}},
-       {{"partition", "pages"}, {"page_size", 32}, {"key_calibration", false}}},
+       {{"partition", "pages"}, {"page_size", 32}}},
       {"--rows q8 --key-codes 1", {{"clustered", 484}}, {{"rows", "q8"}, {"key_codes", 1}}},
   };
   for (const auto& [options, result, index] : cases) {

@@ -128,7 +128,6 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   SQZ_ASSIGN_OR_RETURN(out.haystacks, read_haystacks(arguments.texts, *out.model.tokenizer));
   out.build.engine = arguments.engine;
   out.build.level_fractions = arguments.level_fractions;
-  out.build.calibrate_keys = needs_selector(out.settings, "ideal");
   out.build.heavy_hitters = needs_selector(out.settings, "h2o");
   out.build.seed = common.seed;
   out.build.threads = common.threads;
@@ -269,7 +268,7 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
   app.add_option("--levels", settings.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
       ->delimiter(',')
       ->check(CLI::Range(0, 16));
-  app.add_option("--rule", settings.rules, "budget, threshold (of squeezed and ideal)")
+  app.add_option("--rule", settings.rules, "budget, threshold (of squeezed)")
       ->delimiter(',')
       ->check(CLI::IsMember({"budget", "threshold"}));
   app.add_option("--rows", settings.rows,

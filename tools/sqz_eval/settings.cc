@@ -33,7 +33,7 @@ BuildOptions index_options(const IndexKind& kind, const BuildOptions& base) {
   out.compress.key_codes = kind.key_codes;
   if (kind.partition != Partition::kBuckets) out.qmodel = nullptr;
   // Only indexes of clusters serve the selectors that need these.
-  if (kind.partition != Partition::kKmeans) out.calibrate_keys = out.heavy_hitters = false;
+  if (kind.partition != Partition::kKmeans) out.heavy_hitters = false;
   return out;
 }
 
@@ -43,7 +43,7 @@ JsonMembers to_json(const Setting& setting) {
   if (setting.index.rows != RowKind::k16) out["rows"] = rows_name(setting.index.rows);
   if (setting.index.key_codes > 0) out["key_codes"] = setting.index.key_codes;
   if (setting.has_levels()) out["levels"] = options.levels;
-  if (setting.has_rule()) out["rule"] = options.rule;
+  if (setting.has_levels()) out["rule"] = options.rule;
   if (!setting.dense()) out["layers"] = options.layers;
   if (options.layer_budgets) out["allocation"] = allocation_json(*options.layer_budgets);
   if (options.dense_layers) out["dense_layers"] = *options.dense_layers;
@@ -76,7 +76,7 @@ std::vector<Setting> make_settings(const SettingOptions& o) {
                 setting.options.budget = budget;
                 setting.options.layers = layers;
                 setting.index.partition = partition_of(selector);
-                if (setting.has_rule()) setting.options.rule = rule;
+                if (setting.has_levels()) setting.options.rule = rule;
                 if (setting.has_levels()) setting.options.levels = levels;
                 if (setting.has_levels()) setting.index.key_codes = codes;
                 const bool clusters = setting.index.partition == Partition::kKmeans;

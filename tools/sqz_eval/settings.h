@@ -41,7 +41,6 @@ struct Setting {
 
   bool dense() const { return options.selector == "dense"; }
   bool has_levels() const { return options.selector == "squeezed"; }
-  bool has_rule() const { return has_levels() || options.selector == "ideal"; }
 };
 
 // The options as fields of a row.

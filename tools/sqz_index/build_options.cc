@@ -44,8 +44,6 @@ void add_index_options(CLI::App& app, BuildArguments& arguments) {
       ->default_str("kmeans");
   app.add_option("--page-size", build.page_size, "Tokens of a page")
       ->check(CLI::Range(int64_t{1}, kMaxPageSize));
-  app.add_flag("--calibrate-keys", build.calibrate_keys,
-               "Calibrate --selector ideal, too: scores every key, and takes its time");
   app.add_flag("--heavy-hitters", build.heavy_hitters,
                "Store the order that --selector h2o needs: looks at all attention of the context "
                "once more");

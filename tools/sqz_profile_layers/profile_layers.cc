@@ -103,10 +103,9 @@ BuildOptions trial_options(const ProfileArguments& arguments, const CommonOption
   BuildOptions out;
   out.threads = common.threads;
   out.seed = common.seed;
-  out.calibrate_keys = arguments.selector == "ideal";
   out.heavy_hitters = arguments.selector == "h2o";
   // The other selectors read the same from pages, which take no k-means.
-  if (arguments.selector != "squeezed" && !out.calibrate_keys) out.partition = Partition::kPages;
+  if (arguments.selector != "squeezed") out.partition = Partition::kPages;
   return out;
 }
 
@@ -280,7 +279,7 @@ void add_measure_options(CLI::App& app, ProfileArguments& arguments) {
                  "groups (the paper's), or measured: by the losses that each layer's errors cause")
       ->check(CLI::IsMember({kAllocationGroups, kAllocationMeasured}));
   app.add_option("--selector", arguments.selector, "The selector that reads")
-      ->check(CLI::IsMember({"squeezed", "quest", "ideal", "stream", "window", "h2o"}));
+      ->check(CLI::IsMember({"squeezed", "quest", "stream", "window", "h2o"}));
   app.add_option("--block", arguments.block,
                  "Held-out tokens that share a selection; 0 = all of them")
       ->check(whole_number(0));

@@ -60,7 +60,6 @@ typedef struct sqz_build sqz_build;
  *   rows "bf16"                 or "f16", "q8": how keys and values are stored
  *   key_codes 0                 bits a dimension of codes that choose single keys: 0, 1, 2
  *   layers16 []                 layers whose rows stay in 16 bits
- *   calibrate_keys false        for the selector `ideal`, too
  *   seed 0, threads 0           0 threads = all cores
  *   engine "auto", gpu 0        of k-means: "cuda" on that device where it can run, else "faiss",
  *                               which stands for the CPU
@@ -85,7 +84,7 @@ SQZ_API sqz_status sqz_build_create(const char* path, const char* model, const i
  * keys, values: [Hkv, N, d], keys after RoPE, in host memory; or, if the build takes that, both in
  * one dtype in the memory of its GPU, where all work on them has ended.
  * queries: [Hq, tail, d] in host memory, after RoPE: those of the last tokens of the context, which
- * calibrate. Null is fine for layers with a sliding window, and for pages without calibrate_keys.
+ * calibrate. Null is fine for layers with a sliding window, and for pages.
  *
  * SQZ_NUMERIC names layer, KV head and token of a number that is NaN, infinite or beyond the stored
  * type. After an error only sqz_build_destroy() is left. */

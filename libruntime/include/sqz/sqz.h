@@ -209,16 +209,12 @@ typedef enum sqz_selector {
   SQZ_SELECTOR_DENSE = 2,    /* every key: the reference */
   SQZ_SELECTOR_QUEST = 3,    /* the pages with the greatest upper bound of q.k, as many as the
                                 budget pays; needs an index of pages */
-  SQZ_SELECTOR_IDEAL = 4,    /* single keys by their own attention weight, for each token by itself.
-                                It looks at every key and does not count that, so no selector does
-                                better. It needs an index built with --calibrate-keys, unless
-                                thresholds are given */
-  SQZ_SELECTOR_STREAM = 5,   /* sinks and most recent keys, for every query */
-  SQZ_SELECTOR_WINDOW = 6,   /* the most recent keys without the sinks, for every query */
-  SQZ_SELECTOR_H2O = 7,      /* half the most recent keys, half the keys that the context's own
+  SQZ_SELECTOR_STREAM = 4,   /* sinks and most recent keys, for every query */
+  SQZ_SELECTOR_WINDOW = 5,   /* the most recent keys without the sinks, for every query */
+  SQZ_SELECTOR_H2O = 6,      /* half the most recent keys, half the keys that the context's own
                                 tokens attended to most; needs an index built with
                                 --heavy-hitters */
-  SQZ_SELECTOR_SAAP = 8      /* the buckets that a trained classifier names from the queries before
+  SQZ_SELECTOR_SAAP = 7      /* the buckets that a trained classifier names from the queries before
                                 RoPE, best first until the keys asked for are read; needs an index
                                 of buckets, and q_before_rope or positions in sqz_attend_args. The
                                 bytes of the classifier do not count */
@@ -233,7 +229,7 @@ typedef enum sqz_rule {
                             first: the asked number of keys, to half a cluster a head */
   SQZ_RULE_THRESHOLD = 1 /* score >= T, one T for all layers and heads, as in the paper; implied by
                             thresholds */
-} sqz_rule;              /* for squeezed and ideal; the other selectors always hold the budget */
+} sqz_rule;              /* for squeezed; the other selectors always hold the budget */
 
 typedef struct sqz_session_options {
   uint32_t struct_size; /* sizeof(sqz_session_options) */

@@ -75,7 +75,7 @@ TEST_F(CudaEngine, RanksOfKvHeads) {
   testing::TinyIndexOptions pages = shape();
   pages.clusters = {};
   pages.page_size = 16;
-  pages.key_calibration = pages.heavy_hitters = false;
+  pages.heavy_hitters = false;
   ASSERT_NO_FATAL_FAILURE(write("pages", pages));
   struct Case {
     const char* index;

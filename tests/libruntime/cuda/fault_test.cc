@@ -48,7 +48,7 @@ void write_index(const std::string& path, const std::string& kind) {
   if (kind == "pages") {
     options.clusters = {};
     options.page_size = 16;
-    options.key_calibration = options.heavy_hitters = false;
+    options.heavy_hitters = false;
   }
   if (kind == "codes") {
     ASSERT_TRUE(testing::write_tiny_index(path, options).ok());

@@ -26,7 +26,6 @@ inline testing::TinyIndexOptions shape() {
   o.tail = 100;
   o.clusters = {50, 300};
   o.heavy_hitters = true;
-  o.key_calibration = true;
   return o;
 }
 
