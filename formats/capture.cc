@@ -59,7 +59,7 @@ class Reader : public CaptureReader {
     const auto read = [&]() -> Result<CapturedLayer> {
       const Hdf5Quiet quiet;
       CapturedLayer out;
-      for (const CapturePart& part : capture_parts(info_, has_cosine_)) {
+      for (const CapturePart& part : capture_parts(info_)) {
         SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, part.name));
         SQZ_RETURN_IF_ERROR(
             check_shape(dataset, part.shape, "what the file said when it was opened"));
@@ -128,29 +128,20 @@ class Reader : public CaptureReader {
 
   // Everything that can be known of a layer without reading its data.
   Status check_layer(int64_t layer) {
-    if (layer == 0) {
-      const std::string cosine = layer_path(layer, "cosine");
-      has_cosine_ = H5Lexists(file_.get(), cosine.c_str(), H5P_DEFAULT) > 0;
-    }
-    for (const CapturePart& part : capture_parts(info_, has_cosine_)) {
+    for (const CapturePart& part : capture_parts(info_)) {
       SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, part.name));
       SQZ_RETURN_IF_ERROR(check_shape(dataset, part.shape, part.meaning));
-      if (part.values == &CapturedLayer::keys) SQZ_RETURN_IF_ERROR(check_rope(layer, dataset));
+      if (part.values == &CapturedLayer::keys) SQZ_RETURN_IF_ERROR(check_rope(dataset));
       SQZ_RETURN_IF_ERROR(float_type(dataset).status());
     }
     return {};
   }
 
-  Status check_rope(int64_t layer, const Hdf5Dataset& keys) {
+  Status check_rope(const Hdf5Dataset& keys) {
     SQZ_ASSIGN_OR_RETURN(const auto rope, read_text_attribute(keys.id.get(), path_, "rope"));
-    if (rope != "pre" && rope != "post") {
-      return keys.bad(concat("attribute rope = ", rope ? *rope : "(none)"),
-                      "rope = pre or rope = post");
-    }
-    const bool post = rope == "post";
-    if (layer == 0) info_.keys_post_rope = post;
-    if (post == info_.keys_post_rope) return {};
-    return keys.bad(concat("attribute rope = ", *rope), "the same as in layer 0");
+    if (rope == "post") return {};
+    return keys.bad(concat("attribute rope = ", rope ? *rope : "(none)"),
+                    "rope = post: an index needs keys after RoPE");
   }
 
   Result<Hdf5Dataset> open(int64_t layer, const char* name) const {
@@ -160,24 +151,21 @@ class Reader : public CaptureReader {
   std::string path_;
   Hdf5Id file_;
   CaptureInfo info_;
-  bool has_cosine_ = false;
 };
 
 }  // namespace
 
-std::vector<CapturePart> capture_parts(const CaptureInfo& info, bool cosine) {
+std::vector<CapturePart> capture_parts(const CaptureInfo& info) {
   const ModelDescription& model = info.model;
   const auto tokens = std::ssize(info.tokens), queries = std::ssize(info.query_positions);
   const std::vector<int64_t> kv = {model.kv_heads, tokens, model.head_dim};
   constexpr const char* kMeaning = "[KV heads, tokens, head_dim]";
-  std::vector<CapturePart> out = {{"keys", &CapturedLayer::keys, kv, kMeaning},
-                                  {"values", &CapturedLayer::values, kv, kMeaning},
-                                  {"queries",
-                                   &CapturedLayer::queries,
-                                   {model.query_heads, queries, model.head_dim},
-                                   "[query heads, length of /query_positions, head_dim]"}};
-  if (cosine) out.push_back({"cosine", &CapturedLayer::cosine, {tokens}, "[tokens]"});
-  return out;
+  return {{"keys", &CapturedLayer::keys, kv, kMeaning},
+          {"values", &CapturedLayer::values, kv, kMeaning},
+          {"queries",
+           &CapturedLayer::queries,
+           {model.query_heads, queries, model.head_dim},
+           "[query heads, length of /query_positions, head_dim]"}};
 }
 
 Result<std::unique_ptr<CaptureReader>> CaptureReader::open(const std::string& path) {

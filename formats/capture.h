@@ -1,8 +1,8 @@
 // Capture files (HDF5): the keys, values and queries of one dense pass over a fixed context, as any
 // engine can dump them and `sqz-index build --capture` reads them. docs/capture.md has the layout.
 //
-// Errors of HDF5 become a Status with file, dataset, found and expected. Layers are read and
-// written one at a time, so that only one is in memory.
+// Errors of HDF5 become a Status with file, dataset, found and expected. Layers are read one
+// at a time, so that only one is in memory.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,6 @@ struct CapturedLayer {
   std::vector<float> keys;     // [Hkv, N, d]
   std::vector<float> values;   // [Hkv, N, d]
   std::vector<float> queries;  // [Hq, n, d]
-  std::vector<float> cosine;   // [N], or empty: see docs/design.md, layer budgets
 };
 
 struct CaptureInfo {
@@ -27,7 +26,6 @@ struct CaptureInfo {
   std::string tokenizer_hash;            // empty if unknown
   std::vector<int32_t> tokens;           // [N]
   std::vector<int64_t> query_positions;  // [n], token positions whose queries are stored, ascending
-  bool keys_post_rope = true;            // attribute `rope` of every keys dataset
 };
 
 class CaptureReader {
@@ -37,16 +35,6 @@ class CaptureReader {
   virtual const CaptureInfo& info() const = 0;
   // Keys are float32, float16 or bfloat16 (uint16 with attribute `dtype` = "bfloat16") in the file.
   virtual Result<CapturedLayer> read_layer(int64_t layer) const = 0;
-};
-
-class CaptureWriter {
- public:
-  // commit() publishes by AtomicFile. kIo if the disk has no room for the layers.
-  static Result<std::unique_ptr<CaptureWriter>> create(const std::string& path, bool replace,
-                                                       const CaptureInfo& info);
-  virtual ~CaptureWriter() = default;
-  virtual Status write_layer(int64_t layer, const CapturedLayer& data) = 0;
-  virtual Result<uint64_t> commit() = 0;  // bytes
 };
 
 }  // namespace sqz

@@ -82,7 +82,6 @@ bool Hdf5Id::reset() {
 }
 
 Hdf5Quiet::Hdf5Quiet() {
-  // HDF5 would write the data that it could not write once more when the process ends, and crash.
   [[maybe_unused]] static const herr_t once = H5dont_atexit();
   H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
@@ -204,20 +203,6 @@ Result<std::optional<std::string>> read_text_attribute(hid_t object, const std::
   if (H5Aread(attribute.get(), type.get(), out.data()) < 0) return hdf5_error(path, label);
   out.resize(out.find_last_not_of('\0') + 1);  // fixed-length text is padded with zeros
   return std::optional<std::string>(std::move(out));
-}
-
-Status write_text_attribute(hid_t object, const std::string& path, const std::string& name,
-                            const std::string& text) {
-  const Hdf5Id type(H5Tcopy(H5T_C_S1));
-  H5Tset_cset(type.get(), H5T_CSET_UTF8);
-  H5Tset_size(type.get(), std::max<size_t>(text.size(), 1));
-  H5Tset_strpad(type.get(), H5T_STR_NULLPAD);
-  const Hdf5Id space(H5Screate(H5S_SCALAR));
-  const Hdf5Id attribute(
-      H5Acreate2(object, name.c_str(), type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT));
-  const std::string padded = text.empty() ? std::string(1, '\0') : text;
-  if (attribute.ok() && H5Awrite(attribute.get(), type.get(), padded.data()) >= 0) return {};
-  return hdf5_error(path, concat("attribute ", name));
 }
 
 }  // namespace sqz

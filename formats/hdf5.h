@@ -28,7 +28,7 @@ struct CapturePart {
   std::vector<int64_t> shape;
   const char* meaning;  // of the shape
 };
-std::vector<CapturePart> capture_parts(const CaptureInfo& info, bool cosine);
+std::vector<CapturePart> capture_parts(const CaptureInfo& info);
 
 // An HDF5 identifier of any kind; negative means "none".
 class Hdf5Id {
@@ -51,7 +51,7 @@ class Hdf5Id {
 };
 
 // Silences HDF5's printing while it lives, and turns off HDF5's work at the end of the process, so
-// each reader and writer has to close its file.
+// each reader has to close its file.
 class Hdf5Quiet {
  public:
   Hdf5Quiet();
@@ -95,7 +95,5 @@ Result<std::vector<float>> read_floats(const Hdf5Dataset& dataset, DType type);
 // The text of a string attribute, of fixed or variable length; empty if there is none.
 Result<std::optional<std::string>> read_text_attribute(hid_t object, const std::string& path,
                                                        const std::string& name);
-Status write_text_attribute(hid_t object, const std::string& path, const std::string& name,
-                            const std::string& text);
 
 }  // namespace sqz

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "formats/capture.h"
+#include "tests/common/capture_file.h"
 #include "tests/common/tiny_index.h"
 #include "tests/tools/run_tool.h"
 
@@ -54,11 +54,9 @@ class Embed : public ToolTest {
     info.model = index_.metadata.model;
     info.tokens.assign(static_cast<size_t>(options_.tokens), 1);
     for (int64_t t = 0; t < kQueries; ++t) info.query_positions.push_back(options_.tokens - 3 + t);
-    const auto writer = CaptureWriter::create(path(name), false, info);
-    ASSERT_TRUE(writer.ok()) << writer.status().message();
-    for (int64_t l = 0; l < options_.layers; ++l) {
+    testing::write_capture(path(name), info, [&](int64_t l) {
       const auto& layer = index_.layers[static_cast<size_t>(l)];
-      CapturedLayer data{layer.keys, layer.values, {}, {}};
+      CapturedLayer data{layer.keys, layer.values, {}};
       for (int64_t h = 0; h < options_.query_heads; ++h) {
         for (int64_t t = 0; t < kQueries; ++t) {
           const auto from = queries_[static_cast<size_t>(l)].begin() +
@@ -66,9 +64,8 @@ class Embed : public ToolTest {
           data.queries.insert(data.queries.end(), from, from + options_.head_dim);
         }
       }
-      ASSERT_TRUE((*writer)->write_layer(l, data).ok());
-    }
-    ASSERT_TRUE((*writer)->commit().ok());
+      return data;
+    });
   }
 
   // Norm of the outputs and mean lse of dense attention to a layer.

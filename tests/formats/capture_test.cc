@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "formats/base/dtype.h"
+#include "tests/common/capture_file.h"
 #include "tests/common/json.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_model.h"
@@ -58,17 +59,7 @@ class CaptureTest : public ::testing::Test {
  protected:
   void SetUp() override { H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
 
-  void write_tiny(const CaptureInfo& info = tiny_info(), bool cosine = false) {
-    auto writer = CaptureWriter::create(path_, true, info).value();
-    for (int64_t layer = 0; layer < info.model.layers; ++layer) {
-      CapturedLayer data = tiny_layer(layer);
-      if (cosine) data.cosine = ramp(kTokens, 0.5f);
-      ASSERT_TRUE(writer->write_layer(layer, data).ok());
-    }
-    const auto bytes = writer->commit();
-    ASSERT_TRUE(bytes.ok()) << bytes.status().message();
-    EXPECT_EQ(bytes.value(), fs::file_size(path_));
-  }
+  void write_tiny() { testing::write_capture(path_, tiny_info(), tiny_layer); }
 
   // Changes the file through HDF5 itself, as another program would.
   void change(const std::function<void(hid_t)>& edit) {
@@ -119,8 +110,8 @@ class CaptureTest : public ::testing::Test {
   const std::string path_ = folder_.file("capture.h5");
 };
 
-TEST_F(CaptureTest, ReadsWhatItWrote) {
-  write_tiny(tiny_info(), true);
+TEST_F(CaptureTest, ReadsWhatWasWritten) {
+  write_tiny();
   const auto reader = CaptureReader::open(path_);
   ASSERT_TRUE(reader.ok()) << reader.status().message();
   const CaptureInfo& info = (*reader)->info();
@@ -128,7 +119,6 @@ TEST_F(CaptureTest, ReadsWhatItWrote) {
   EXPECT_EQ(info.tokens, tiny_info().tokens);
   EXPECT_EQ(info.tokenizer_hash, tiny_info().tokenizer_hash);
   EXPECT_EQ(info.query_positions, tiny_info().query_positions);
-  EXPECT_TRUE(info.keys_post_rope);
   for (int64_t layer = 0; layer < 2; ++layer) {
     const auto data = (*reader)->read_layer(layer);
     ASSERT_TRUE(data.ok()) << data.status().message();
@@ -136,28 +126,21 @@ TEST_F(CaptureTest, ReadsWhatItWrote) {
     EXPECT_EQ(data->keys, expected.keys);
     EXPECT_EQ(data->values, expected.values);
     EXPECT_EQ(data->queries, expected.queries);
-    EXPECT_EQ(data->cosine, ramp(kTokens, 0.5f));
   }
   EXPECT_EQ((*reader)->read_layer(2).status().code(), Code::kInvalidArgument);
 }
 
-TEST_F(CaptureTest, KeepsPreRopeNaNAndUnknownTokenizer) {
+TEST_F(CaptureTest, KeepsNaNAndAnUnknownTokenizer) {
   CaptureInfo info = tiny_info();
-  info.keys_post_rope = false;
   info.tokenizer_hash.clear();
-  auto writer = CaptureWriter::create(path_, false, info).value();
-  for (int64_t layer = 0; layer < 2; ++layer) {
+  testing::write_capture(path_, info, [](int64_t layer) {
     CapturedLayer data = tiny_layer(layer);
     data.keys[5] = std::numeric_limits<float>::quiet_NaN();
-    ASSERT_TRUE(writer->write_layer(layer, data).ok());
-  }
-  ASSERT_TRUE(writer->commit().ok());
+    return data;
+  });
   const auto reader = CaptureReader::open(path_).value();
-  EXPECT_FALSE(reader->info().keys_post_rope);
   EXPECT_EQ(reader->info().tokenizer_hash, "");
-  const CapturedLayer data = reader->read_layer(1).value();
-  EXPECT_TRUE(std::isnan(data.keys[5]));
-  EXPECT_TRUE(data.cosine.empty());
+  EXPECT_TRUE(std::isnan(reader->read_layer(1).value().keys[5]));
 }
 
 TEST_F(CaptureTest, ReadsHalfPrecision) {
@@ -263,7 +246,6 @@ TEST_F(CaptureTest, RefusesWrongShapesTypesAndNumbers) {
                              {"/layers/0/keys", f32, {2, kTokens - 1, 8}, {}},
                              {"/layers/1/values", f32, {2, kTokens, 16}, {}},
                              {"/layers/1/queries", f32, {4, kQueries + 1, 8}, {}},
-                             {"/layers/0/cosine", f32, {kTokens + 1}, {}},
                              {"/tokens", i64, {3, 4}, {}},
                              {"/layers/0/values", H5T_IEEE_F64LE, {2, kTokens, 8}, {}},
                              {"/layers/0/values", H5T_IEEE_F32BE, {2, kTokens, 8}, {}},
@@ -333,33 +315,6 @@ TEST_F(CaptureTest, NeverLeavesTheFile) {
         H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {kTokens}, nullptr, properties));
       },
       "/tokens", Code::kUnsupported);
-}
-
-TEST_F(CaptureTest, PublishesAllOrNothing) {
-  {
-    auto writer = CaptureWriter::create(path_, false, tiny_info()).value();
-    CapturedLayer data = tiny_layer(0);
-    data.values.pop_back();
-    EXPECT_EQ(writer->write_layer(0, data).code(), Code::kInternal);
-    ASSERT_TRUE(writer->write_layer(0, tiny_layer(0)).ok());
-    EXPECT_EQ(writer->write_layer(0, tiny_layer(0)).code(), Code::kInternal);
-    EXPECT_EQ(writer->write_layer(2, tiny_layer(1)).code(), Code::kInternal);
-    EXPECT_FALSE(fs::exists(path_));
-    EXPECT_EQ(writer->commit().status().code(), Code::kInternal);  // layer 1 is missing
-  }
-  EXPECT_TRUE(folder_.names().empty());
-  write_tiny();
-  EXPECT_EQ(CaptureWriter::create(path_, false, tiny_info()).status().code(), Code::kExists);
-  EXPECT_TRUE(CaptureReader::open(path_).ok());
-}
-
-TEST_F(CaptureTest, EqualInputGivesEqualFiles) {
-  const auto bytes = [&] {
-    write_tiny();
-    std::ifstream in(path_, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(in), {});
-  };
-  EXPECT_EQ(bytes(), bytes());
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include "formats/capture.h"
 #include "formats/checkpoint.h"
 #include "formats/layers_file.h"
-#include "formats/npy.h"
 #include "formats/qmodel_file.h"
 #include "formats/sqz_file.h"
 #include "formats/tokenizer.h"
@@ -27,7 +26,6 @@ TEST(SpecialFiles, AreRefusedAtOnce) {
        [](const auto& path) { return SqzFile::open(path, OpenMode::kRead).status(); }},
       {"layer profile", [](const auto& path) { return read_layers_file(path).status(); }},
       {"query classifier", [](const auto& path) { return read_qmodel_file(path).status(); }},
-      {"npy", [&](const auto& path) { return read_npy_tokens(env, path).status(); }},
       {"capture", [](const auto& path) { return CaptureReader::open(path).status(); }},
       {"tokenizer.json", [](const auto& path) { return Tokenizer::load(path + ".json").status(); }},
       {"prompts and texts", [&](const auto& path) { return read_text_file(env, path).status(); }}};

@@ -8,11 +8,12 @@
 #include <cstdint>
 
 #include "formats/hdf5.h"
+#include "tests/common/capture_file.h"
 #include "tests/fuzz/input_file.h"
 
 namespace {
 
-using sqz::Hdf5Id;
+using sqz::Hdf5Id, sqz::testing::write_text;
 
 struct Bytes {
   std::span<const uint8_t> rest;
@@ -22,10 +23,6 @@ struct Bytes {
     return byte;
   }
 };
-
-void text(hid_t object, const char* name, const std::string& value) {
-  (void)sqz::write_text_attribute(object, "", name, value).ok();
-}
 
 // A dataset with elements 0, step, 2 step, ...
 void write(hid_t file, const std::string& name, Bytes& in) {
@@ -52,8 +49,8 @@ void write(hid_t file, const std::string& name, Bytes& in) {
   if (!(how & 2) && type != H5T_C_S1) {
     H5Dwrite(set.get(), H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data());
   }
-  if (how & 4) text(set.get(), "dtype", "bfloat16");
-  if (how & 8) text(set.get(), "rope", how & 16 ? "pre" : "post");
+  if (how & 4) write_text(set.get(), "dtype", "bfloat16");
+  if (how & 8) write_text(set.get(), "rope", how & 16 ? "pre" : "post");
 }
 
 }  // namespace
@@ -66,13 +63,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const Hdf5Id file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT));
     const Hdf5Id root(H5Gopen2(file.get(), "/", H5P_DEFAULT));
     const uint8_t* end = std::find(data, data + size, uint8_t{0});
-    text(root.get(), "model", std::string(data, end));
+    write_text(root.get(), "model", std::string(data, end));
     Bytes in{{end, data + size}};
     in.next();
     write(file.get(), "/tokens", in);
     write(file.get(), "/query_positions", in);
     for (int layer = 0; layer < 2 && !in.rest.empty(); ++layer) {
-      for (const char* name : {"keys", "values", "queries", "cosine"}) {
+      for (const char* name : {"keys", "values", "queries"}) {
         if (!in.rest.empty()) write(file.get(), sqz::concat("/layers/", layer, "/", name), in);
       }
     }

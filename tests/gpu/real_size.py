@@ -75,8 +75,8 @@ def build(args, folder, ids, index):
         free_memory()
         command += ["--capture", capture]
     else:
-        numpy.save(args.work / "ids.npy", ids.numpy()[0].astype(numpy.int32))
-        command += ["--model", folder, "--tokens", args.work / "ids.npy"]
+        numpy.savetxt(args.work / "ids.txt", ids.numpy()[0], "%d")
+        command += ["--model", folder, "--tokens", args.work / "ids.txt"]
     plan = json.loads(subprocess.run([*command, "--dry-run"], check=True, capture_output=True, text=True).stdout
                       .splitlines()[-1])
     begun, before, most = time.perf_counter(), used_memory(), 0

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 
 #include "formats/tokenizer.h"
-#include "tests/common/npy_file.h"
 #include "tests/tools/run_tool.h"
 
 namespace sqz {
@@ -67,8 +66,8 @@ TEST_F(ChatTool, TheContextStandsInTheSystemTurn) {
   build("chat.sqz", "a.txt --chat F.json");
   const auto ids = ids_of({{kBefore}, {read_all(path("a.txt")), false}});
   EXPECT_EQ(std::count(ids.begin(), ids.end(), 8191), 0);
-  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
-  build("ids.sqz", "--tokens ids.npy");
+  write_ids("a.ids", ids);
+  build("ids.sqz", "--tokens a.ids");
   EXPECT_EQ(info("chat.sqz")["tokens_hash"], info("ids.sqz")["tokens_hash"]);
   EXPECT_EQ(info("chat.sqz")["chat"], (Json{{"before", kBefore},
                                             {"between", kBetween},
@@ -119,11 +118,10 @@ TEST_F(ChatTool, CalibratesWithQuestionsInTheirTurn) {
 }
 
 TEST_F(ChatTool, RefusesContextsWithoutTurns) {
-  ASSERT_TRUE(
-      testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids_of({{"House"}}), false).ok());
+  write_ids("a.ids", ids_of({{"House"}}));
   write_format({"<|none|>"});
   const std::string command = "sqz-index build -m m -o x.sqz ";
-  expect_all({{command + "--tokens ids.npy --chat F.json", 2, {"pass texts with --chat"}},
+  expect_all({{command + "--tokens a.ids --chat F.json", 2, {"pass texts with --chat"}},
               {command + "a.txt --chat none.json", 3, {"none.json"}},
               {command + "a.txt --chat F.json", 3, {"<|none|>"}}});
   EXPECT_FALSE(fs::exists(path("x.sqz")));

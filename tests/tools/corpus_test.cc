@@ -1,4 +1,4 @@
-// sqz-index build --manifest and sqz-index status.
+// sqz-index build --manifest.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -6,7 +6,6 @@
 #include <chrono>
 #include <thread>
 
-#include "tests/common/npy_file.h"
 #include "tests/tools/run_tool.h"
 #include "tests/tools/small_capture.h"
 
@@ -85,11 +84,8 @@ TEST_F(CorpusTest, OneIndexADocumentAndNoneStopsTheOthers) {
   expect_like_one_alone("x/one", "--capture a.h5");
   expect_like_one_alone("two", "--capture b.h5");
 
-  const ToolCase status = {"sqz-index status out --manifest m.jsonl", 0, {"tokens", "bytes"}};
-  EXPECT_EQ(expect(status)["missing"], 1);
   write_small_capture(path("none.h5"), 600, 120);
   expect_counts(build(), 0, 1, 2, 0);
-  EXPECT_EQ(expect(status)["done"], 3);
   EXPECT_EQ(build("--dry-run").last()["indexes"], 0) << "nothing is left to do";
 }
 
@@ -193,14 +189,14 @@ TEST_F(CorpusTest, TextsAndTokensByOneModelThatIsLoadedOnce) {
   }
   std::vector<int32_t> ids(300);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % 97 + 5);
-  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
-  write_all(path("m.jsonl"), lines + R"({"key": "n", "tokens": "ids.npy"})" + "\n");
+  write_ids("a.ids", ids);
+  write_all(path("m.jsonl"), lines + R"({"key": "n", "tokens": "a.ids"})" + "\n");
   const ToolRun first = build("-m $MODEL -v --together 3");
   expect_counts(first, 0, 4, 0, 0);
   EXPECT_THAT(first.err, HasSubstr("loaded on cpu"));
   EXPECT_EQ(first.err.find("loaded on cpu"), first.err.rfind("loaded on cpu"));
   expect_like_one_alone("t1", "-m $MODEL 1.txt");
-  expect_like_one_alone("n", "-m $MODEL --tokens ids.npy");
+  expect_like_one_alone("n", "-m $MODEL --tokens a.ids");
   const ToolRun second = build("-m $MODEL -v");
   expect_counts(second, 0, 0, 4, 0);
   EXPECT_EQ(second.err.find("loaded on cpu"), std::string::npos);

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 
 #include "formats/tokenizer.h"
-#include "tests/common/npy_file.h"
 #include "tests/tools/run_tool.h"
 
 namespace sqz {
@@ -144,14 +143,6 @@ TEST_F(ModelTools, OnePromptGivesOneResultAndTextAlone) {
   EXPECT_TRUE(partly);
 }
 
-TEST_F(ModelTools, CaptureAndModelBuildTheSameBytes) {
-  build("model.sqz", "a.txt");
-  const Json captured = expect({"sqz-index capture -m $MODEL a.txt -o a.h5", 0, {"layers"}});
-  EXPECT_EQ(captured["bytes"], fs::file_size(path("a.h5")));
-  expect({"sqz-index build --capture a.h5 -o capture.sqz", 0, {"tokens"}});
-  EXPECT_TRUE(read_all(path("model.sqz")) == read_all(path("capture.sqz")));
-}
-
 TEST_F(ModelTools, TextsFoldersStandardInputAndIdsAreTheSameContext) {
   const std::string first = prose(400), second = "An appendix.\n" + prose(200);
   fs::create_directories(path("docs/b"));
@@ -171,8 +162,8 @@ TEST_F(ModelTools, TextsFoldersStandardInputAndIdsAreTheSameContext) {
   std::vector<int32_t> ids;
   ASSERT_TRUE(tokenizer->encode(first, true, ids).ok());
   ASSERT_TRUE(tokenizer->encode(second, false, ids).ok());
-  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
-  build("ids.sqz", "--tokens ids.npy");
+  write_ids("a.ids", ids);
+  build("ids.sqz", "--tokens a.ids");
   const Json by_ids = expect({"sqz-index info ids.sqz"});
   const Json by_text = expect({"sqz-index info files.sqz"});
   EXPECT_EQ(by_ids["tokens_hash"], by_text["tokens_hash"]);
@@ -200,7 +191,7 @@ TEST_F(ModelTools, RefusesTextsThatMakeNoContext) {
   write_all(path("lfs/model.safetensors"), "version https://git-lfs.github.com/spec/v1\n");
   std::vector<int32_t> ids(500, 1);
   ids[77] = 8192;
-  ASSERT_TRUE(testing::write_npy_tokens(Env::posix(), path("ids.npy"), ids, false).ok());
+  write_ids("a.ids", ids);
   const std::string names = files();
   const std::string command = "sqz-index build -m $MODEL -o x.sqz ";
   expect_all({{command + "empty.txt", 3, {"empty.txt"}},
@@ -211,7 +202,7 @@ TEST_F(ModelTools, RefusesTextsThatMakeNoContext) {
               {"sqz-index build -m lfs -o x.sqz a.txt", 3, {"Git LFS pointer", "git lfs pull"}},
               {command + "short.txt", 2, {"tokens"}},
               {command + "long.txt", 3, {"32768 positions", "--max-tokens"}},
-              {command + "--tokens ids.npy", 3, {"ids.npy", "id 8192", "8192 entries"}},
+              {command + "--tokens a.ids", 3, {"a.ids", "id 8192", "8192 entries"}},
               {"sqz-index build -m $MODEL -o a.txt a.txt --force", 2, {"a.txt", "an input"}},
               {"sqz-index build -m a.txt -o x.sqz a.txt", 3, {"a.txt", "model folder"}}});
   EXPECT_EQ(files(), names);
@@ -296,13 +287,11 @@ TEST_F(ModelTools, SaysWhyAllOfAShortContextIsRead) {
 
 TEST_F(ModelTools, AnInterruptedBuildLeavesNothing) {
   write_all(path("a.txt"), prose(16000));
-  for (const auto& [output, command] : {std::pair{"a.sqz", "build"}, {"a.h5", "capture"}}) {
-    const ToolRun stopped =
-        run("sqz-index", {command, "-m", kModel, path("a.txt"), "-o", path(output), "--progress"},
-            "", {}, [&](pid_t child) { signal_when(child, SIGINT, [&] { return has_spoken(); }); });
-    EXPECT_EQ(stopped.code, 128 + SIGINT) << stopped.err;
-    EXPECT_EQ(files(), "a.txt\n");
-  }
+  const ToolRun stopped =
+      run("sqz-index", {"build", "-m", kModel, path("a.txt"), "-o", path("a.sqz"), "--progress"},
+          "", {}, [&](pid_t child) { signal_when(child, SIGINT, [&] { return has_spoken(); }); });
+  EXPECT_EQ(stopped.code, 128 + SIGINT) << stopped.err;
+  EXPECT_EQ(files(), "a.txt\n");
 }
 
 }  // namespace

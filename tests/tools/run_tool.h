@@ -87,6 +87,13 @@ class ToolTest : public ::testing::Test {
   // A path in the test's own folder, where a tool works; scratch files of run() lie elsewhere.
   std::string path(const std::string& name) const { return (folder_ / "work" / name).string(); }
 
+  // A file for --tokens.
+  void write_ids(const std::string& name, const std::vector<int32_t>& ids) const {
+    std::string text;
+    for (const int32_t id : ids) text += concat(id, "\n");
+    write_all(path(name), text);
+  }
+
   // Names in the folder, sorted, one a line: what a tool left behind.
   std::string files() const {
     std::vector<std::string> names;

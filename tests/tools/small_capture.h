@@ -1,13 +1,11 @@
 // A capture of random keys, for tools that build from one.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <random>
 #include <string>
 
-#include "formats/capture.h"
+#include "tests/common/capture_file.h"
 #include "tests/common/tiny_model.h"
 
 namespace sqz {
@@ -34,18 +32,16 @@ inline void write_small_capture(const std::string& path, int64_t tokens, int64_t
   for (int64_t i = tokens - queries; i < tokens; ++i) info.query_positions.push_back(i);
   CapturedLayer unused;
   if (change) change(info, unused);
-  auto writer = CaptureWriter::create(path, true, info).value();
   std::mt19937 random(1);
   const ModelDescription& model = info.model;
-  for (int64_t layer = 0; layer < model.layers; ++layer) {
+  testing::write_capture(path, info, [&](int64_t) {
     CapturedLayer data;
     data.keys = noise(model.kv_heads * tokens * model.head_dim, random);
     data.values = noise(model.kv_heads * tokens * model.head_dim, random);
     data.queries = noise(model.query_heads * queries * model.head_dim, random);
     if (change) change(info, data);
-    EXPECT_TRUE(writer->write_layer(layer, data).ok());
-  }
-  EXPECT_TRUE(writer->commit().ok());
+    return data;
+  });
 }
 
 }  // namespace sqz

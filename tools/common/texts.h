@@ -48,7 +48,7 @@ Status check_tokenizer(const std::string& index, const std::string& built_with,
                        const Tokenizer& tokenizer, const std::string& model_path);
 
 // Checks that there are ids, and that the vocabulary of the model has them. `source` names where
-// they come from ("the tokenizer of DIR", "F.npy"), `model_path` the model.
+// they come from ("the tokenizer of DIR", a file of ids), `model_path` the model.
 Status check_ids(std::span<const int32_t> ids, const ModelDescription& model,
                  const std::string& source, const std::string& model_path);
 // Checks also that there are no more ids than the model has positions.

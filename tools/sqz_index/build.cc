@@ -9,7 +9,6 @@ void add_build_command(Tool& tool) {
       "build", "Build the index of a fixed context: texts, token ids or a capture.",
       "Texts are one context, encoded file by file, with the model's special tokens once,\n"
       "at the start. Hidden files of a folder and files with a zero byte are left out.\n"
-      "--tokens takes one dimension of int32, int64, uint32 or uint16.\n"
       "\n"
       "--chat F.json is for instruct models: the texts stand in the system turn of a chat\n"
       "(or begin the user's, if there is no system turn), and sqz-generate puts each prompt\n"

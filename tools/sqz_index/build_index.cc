@@ -40,10 +40,6 @@ std::vector<float> last_queries(const CapturedLayer& layer, const CaptureInfo& i
 }
 
 Status check_capture(const CaptureInfo& info, const std::string& path, int64_t tail) {
-  if (!info.keys_post_rope) {
-    return {Code::kUnsupported,
-            bad_field(path, "rope", "pre", "post: an index needs keys after RoPE")};
-  }
   const auto tokens = static_cast<int64_t>(info.tokens.size());
   const auto count = static_cast<int64_t>(info.query_positions.size());
   // Positions ascend and end below `tokens`: if this one is right, all after it are.
@@ -54,14 +50,17 @@ Status check_capture(const CaptureInfo& info, const std::string& path, int64_t t
           bad_field(path, "/query_positions",
                     concat(count, " positions that do not end with the last ", tail, " tokens"),
                     concat("the positions ", tokens - tail, " to ", tokens - 1,
-                           "; capture again with --queries ", tail, " or pass a smaller --tail"))};
+                           "; capture the queries of so many tokens, or pass a smaller --tail"))};
 }
 
 Status run_model(Runner& runner, std::span<const int32_t> tokens, IndexBuilder& builder,
                  Progress& progress, bool own_stream, double& adding) {
   const int64_t layers = runner.config().description.layers;
   PrefillOptions pass;
-  pass.query_positions = last_positions(std::ssize(tokens), builder.options().tail);
+  pass.query_positions.resize(
+      static_cast<size_t>(std::min(std::ssize(tokens), builder.options().tail)));
+  std::iota(pass.query_positions.begin(), pass.query_positions.end(),
+            std::ssize(tokens) - std::ssize(pass.query_positions));
   pass.attention = builder.options().heavy_hitters;
   pass.on_device = builder.takes_device_rows();
   pass.own_stream = own_stream;
@@ -86,12 +85,6 @@ Status read_capture(const CaptureReader& capture, IndexBuilder& builder, Progres
 }
 
 }  // namespace
-
-std::vector<int64_t> last_positions(int64_t tokens, int64_t count) {
-  std::vector<int64_t> out(static_cast<size_t>(std::min(tokens, count)));
-  std::iota(out.begin(), out.end(), tokens - static_cast<int64_t>(out.size()));
-  return out;
-}
 
 Result<BuildInput> open_capture(const std::string& path) {
   BuildInput out;

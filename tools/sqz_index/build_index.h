@@ -38,7 +38,4 @@ struct BuiltIndex {
 Result<BuiltIndex> build_index(IndexBuilder& builder, const BuildInput& input, Runner* runner,
                                Progress& progress, TokenGate* gate = nullptr);
 
-// The positions of the last `count` of `tokens` tokens (all of them if there are fewer).
-std::vector<int64_t> last_positions(int64_t tokens, int64_t count);
-
 }  // namespace sqz

@@ -7,11 +7,9 @@ namespace sqz {
 
 void add_build_command(Tool& tool);
 void add_calibrate_command(Tool& tool);
-void add_capture_command(Tool& tool);
 void add_compress_command(Tool& tool);
 void add_info_command(Tool& tool);
 void add_prune_command(Tool& tool);
-void add_status_command(Tool& tool);
 void add_verify_command(Tool& tool);
 
 }  // namespace sqz

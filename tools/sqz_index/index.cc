@@ -19,11 +19,9 @@ int sqz::index_main(int argc, char** argv) {
             "and of the other tools there is sqz-bench alone.\n");
   add_build_command(tool);
   add_calibrate_command(tool);
-  add_capture_command(tool);
   add_compress_command(tool);
   add_info_command(tool);
   add_prune_command(tool);
-  add_status_command(tool);
   add_verify_command(tool);
   return tool.run(argc, argv);
 }

@@ -9,7 +9,7 @@
 
 namespace sqz {
 
-// A line of the manifest, {"key": K, and one of "texts": [files, folders], "tokens": F.npy,
+// A line of the manifest, {"key": K, and one of "texts": [files, folders], "tokens": a file of ids,
 // "capture": F.h5}. Paths that are not absolute begin at the manifest's folder.
 struct ManifestEntry {
   int64_t line = 0;

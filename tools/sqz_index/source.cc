@@ -1,7 +1,8 @@
 #include "tools/sqz_index/source.h"
 
+#include <charconv>
+
 #include "formats/base/file.h"
-#include "formats/npy.h"
 
 namespace sqz {
 namespace {
@@ -11,13 +12,26 @@ Result<ChatFormat> load_chat(const std::string& path) {
   return parse_chat_format(text, path);
 }
 
+Result<std::vector<int32_t>> read_ids(const std::string& path) {
+  std::vector<int32_t> out;
+  SQZ_RETURN_IF_ERROR(each_line(
+      Env::posix(), path,
+      [&](const std::string& line, int64_t, const std::string& label) -> Status {
+        const char* const last = line.data() + line.size();
+        const auto [end, error] = std::from_chars(line.data(), last, out.emplace_back());
+        if (error == std::errc() && end == last && out.back() >= 0) return {};
+        return {Code::kCorrupt, bad_field(label, "token id", in_quotes(line), "a whole number")};
+      }));
+  return out;
+}
+
 }  // namespace
 
 void add_source_options(CLI::App& app, SourceOptions& options) {
   app.add_option("TEXT", options.texts,
                  "Text files, or folders of them (recursive, sorted); - reads standard input");
   app.add_option("--model,-m", options.model, "Model: a Hugging Face checkpoint directory");
-  app.add_option("--tokens", options.tokens, "Token ids (.npy) instead of texts")
+  app.add_option("--tokens", options.tokens, "A file of token ids, one a line, instead of texts")
       ->excludes(app.get_option("TEXT"));
   app.add_option("--max-tokens", options.max_tokens, "Use the first N tokens only")
       ->check(whole_number(1))
@@ -60,7 +74,7 @@ Result<FixedTokens> Source::read(const std::vector<std::string>& texts,
       return Status(Code::kInvalidArgument,
                     concat(tokens, ": token ids are taken as they are: pass texts with --chat"));
     }
-    SQZ_ASSIGN_OR_RETURN(out.ids, read_npy_tokens(Env::posix(), tokens));
+    SQZ_ASSIGN_OR_RETURN(out.ids, read_ids(tokens));
     out.source = tokens;
   } else {
     SQZ_ASSIGN_OR_RETURN(const std::vector<std::string> documents, find_documents(texts));
@@ -79,12 +93,6 @@ Result<FixedTokens> Source::read(const std::vector<std::string>& texts,
 Status no_context() {
   return {Code::kInvalidArgument,
           "no fixed context was given: name text files or folders, or pass --tokens"};
-}
-
-Result<FixedTokens> read_tokens(const SourceOptions& options, std::optional<Source>& source) {
-  if (options.texts.empty() && options.tokens.empty()) return no_context();
-  SQZ_ASSIGN_OR_RETURN(source, Source::open(options, options.tokens.empty()));
-  return source->read(options.texts, options.tokens);
 }
 
 }  // namespace sqz

@@ -1,5 +1,5 @@
-// Where the token ids of a fixed context come from: texts through the model's tokenizer, or a NumPy
-// file. Shared by `build` and `capture`.
+// Where the token ids of a fixed context come from: texts through the model's tokenizer, or a file
+// of ids.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ namespace sqz {
 struct SourceOptions {
   std::string model;               // checkpoint directory
   std::vector<std::string> texts;  // files, folders, "-"
-  std::string tokens;              // F.npy
+  std::string tokens;              // a file of ids
   int64_t max_tokens = 0;          // 0: all
   std::string chat;                // F.json: the texts around the turns that texts stand in
   std::string run_dtype;           // "f32", "bf16"; empty: f32 on the CPU, bf16 on a GPU
@@ -43,7 +43,7 @@ class Source {
   const ModelConfig& model() const { return model_; }
   // The chat template's turns as IndexMetadata::chat; null if texts are taken as they are.
   JsonText chat() const { return chat_ ? to_json(*chat_) : JsonText(); }
-  // The ids of texts, or of a NumPy file: one of the two is given. Checked against the model.
+  // The ids of texts, or of a file of ids: one of the two is given. Checked against the model.
   Result<FixedTokens> read(const std::vector<std::string>& texts, const std::string& tokens) const;
 
  private:
@@ -55,7 +55,5 @@ class Source {
 
 // kInvalidArgument: neither texts nor ids were named.
 Status no_context();
-// Source::open() and Source::read() of what the options name.
-Result<FixedTokens> read_tokens(const SourceOptions& options, std::optional<Source>& source);
 
 }  // namespace sqz
