@@ -61,9 +61,9 @@ TEST_F(CalibrateTool, ThePromptsGetTheBudgetThatIsAsked) {
   expect({kCalibrate + "one.txt --answer-tokens 12"});
   const Json answer =
       expect({"sqz-generate -m $MODEL -i a.sqz -p 'Who was silent?' --max-tokens "
-              "12 --sparsity 0.7"});
+              "12 --budget 0.4"});
   EXPECT_FALSE(answer["dense_fallback"]);
-  EXPECT_NEAR(answer["keep"]["delivered"], 0.3, 0.04);
+  EXPECT_NEAR(answer["budget"]["delivered"], 0.4, 0.03);
 }
 
 TEST_F(CalibrateTool, BadInputLeavesTheIndexAsItWas) {

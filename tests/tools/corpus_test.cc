@@ -191,7 +191,7 @@ TEST_F(CorpusTest, TextsAndTokensByOneModelThatIsLoadedOnce) {
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % 97 + 5);
   write_ids("a.ids", ids);
   write_all(path("m.jsonl"), lines + R"({"key": "n", "tokens": "a.ids"})" + "\n");
-  const ToolRun first = build("-m $MODEL -v --together 3");
+  const ToolRun first = build("-m $MODEL -v");
   expect_counts(first, 0, 4, 0, 0);
   EXPECT_THAT(first.err, HasSubstr("loaded on cpu"));
   EXPECT_EQ(first.err.find("loaded on cpu"), first.err.rfind("loaded on cpu"));

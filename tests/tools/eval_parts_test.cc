@@ -299,8 +299,6 @@ TEST(SelectorOptions, BecomeThoseOfASession) {
   spread.layer_scales = {1, 2, 3};
   EXPECT_EQ(session_options(spread, 1)->layer_scales, spread.layer_scales.data());
   EXPECT_EQ(session_options(spread, 1)->layer_scale_count, 3);
-  spread.thresholds = {0.1};
-  EXPECT_THAT(session_options(spread, 1).status().message(), HasSubstr("--threshold is one for"));
   SelectorOptions uniform;
   uniform.layers = kUniformLayers;
   uniform.dense_layers = 0;

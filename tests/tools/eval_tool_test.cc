@@ -203,7 +203,7 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
   const auto open = [&](size_t view, const char* selector) {
     SelectorOptions selection;
     selection.selector = selector;
-    selection.sparsity = 0.9;
+    selection.keep = 0.1;
     return IndexContext::open(indexes.path(view, {}), *session_options(selection, 1)).value();
   };
   const auto dense = open(0, "dense"), same = open(0, "dense"), squeezed = open(0, "squeezed");

@@ -61,7 +61,7 @@ class FailingWrite : public ToolTest, public ::testing::WithParamInterface<Comma
 
 const Command kCommands[] = {
     {"build", "sqz-index build --capture $IN/a.h5 -o $OUT/x.sqz", "x.sqz"},
-    {"corpus", "sqz-index build --manifest $IN/m.jsonl -o $OUT --together 1", "x.sqz"},
+    {"corpus", "sqz-index build --manifest $IN/m.jsonl -o $OUT", "x.sqz"},
     {"compress", "sqz-index compress $IN/a.sqz -o $OUT/x.sqz --rows q8 --key-codes 2", "x.sqz"},
 #ifdef SQZ_WITH_TRAINING
     {"model", "sqz-index build -m $MODEL $IN/a.txt -o $OUT/x.sqz", "x.sqz", true},

@@ -24,24 +24,14 @@ void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* 
                  "What decides which keys are read; auto: what the index was built for (clusters "
                  "squeezed, pages quest, buckets saap, a pruned index its own)")
       ->check(CLI::IsMember(selector_names()));
-  auto* budget = app.add_option("--budget", options.budget,
-                                "Fraction of the fixed context's bytes to read (default 0.125)")
-                     ->check(real_number(1e-9, 1.0));
+  app.add_option("--budget", options.budget,
+                 "Fraction of the fixed context's bytes to read (default 0.125)")
+      ->check(real_number(1e-9, 1.0));
   section.emplace(app, "Advanced");
-  auto* sparsity = app.add_option("--sparsity", options.sparsity,
-                                  "Fraction of the clustered keys not to read, instead of a budget")
-                       ->check(real_number(0.0, 0.999999));
-  auto* threshold = app.add_option("--threshold", options.thresholds,
-                                   "The thresholds themselves, coarse to fine, instead of a budget")
-                        ->delimiter(',')
-                        ->check(real_number(1e-9, 1.0));
-  budget->excludes(sparsity)->excludes(threshold);
-  sparsity->excludes(threshold);
   app.add_option("--levels", options.levels, "Levels of the tree to use; 0 = all, 1 = flat lookup")
       ->check(CLI::Range(0, 16));
   app.add_option("--rule", options.rule,
-                 "The budget held by each head, or one threshold for all (default: budget; with "
-                 "--threshold, threshold)")
+                 "The budget held by each head, or one threshold for all (default: budget)")
       ->check(CLI::IsMember({"budget", "threshold"}));
   app.add_option("--block", options.block, "Prompt tokens that share a selection; 0 = all of them")
       ->check(whole_number(0));
@@ -100,25 +90,8 @@ Result<sqz_session_options> session_options(const SelectorOptions& options, int 
     out.layer_scales = options.layer_scales.data();
     out.layer_scale_count = std::ssize(options.layer_scales);
   }
-  if (!options.thresholds.empty()) {
-    if (out.layer_scales != nullptr) {
-      return Status(Code::kInvalidArgument,
-                    "--threshold is one for all layers: pass --budget or --sparsity with --layers");
-    }
-    if (options.rule == "budget") {
-      return Status(Code::kInvalidArgument,
-                    "--threshold sets thresholds, but --rule budget has none: pass --budget");
-    }
-    out.thresholds = options.thresholds.data();
-    if (out.selector != SQZ_SELECTOR_SQUEEZED && out.selector != SQZ_SELECTOR_AUTO) return out;
-    if (options.levels == 0) out.levels = static_cast<int32_t>(options.thresholds.size());
-    if (static_cast<size_t>(out.levels) == options.thresholds.size()) return out;
-    return Status(Code::kInvalidArgument,
-                  concat("--threshold: found ", options.thresholds.size(),
-                         " values, expected one for each of ", out.levels, " levels"));
-  }
-  if (options.sparsity) {
-    out.keep = 1 - *options.sparsity;
+  if (options.keep) {
+    out.keep = *options.keep;
   } else {
     out.budget = options.budget.value_or(kDefaultBudget);
   }

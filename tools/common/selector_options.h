@@ -19,11 +19,10 @@ inline constexpr const char* kUniformLayers = "uniform";
 
 struct SelectorOptions {
   std::string selector = "auto";  // the one that the index was built for
-  std::optional<double> budget;   // at most one of the next three; none: kDefaultBudget
-  std::optional<double> sparsity;
-  std::vector<double> thresholds;  // coarse to fine
+  std::optional<double> budget;   // none: kDefaultBudget, unless there is a keep
+  std::optional<double> keep;     // of the clustered keys; no option of a tool
   int levels = 0;
-  std::string rule;  // empty: budget or, with thresholds, threshold
+  std::string rule;  // empty: budget
   int64_t block = 0;
   std::optional<int> dense_layers;  // none: the selector's own number
   std::string layers;  // a layer profile, or kUniformLayers; empty: what the index embeds
@@ -47,7 +46,7 @@ Result<LayerBudgets> read_layer_budgets(const std::string& path, const ModelDesc
 // Reads the profile that options.layers names, if it does.
 Status load_layers(SelectorOptions& options, const ModelDescription& model);
 
-// The result borrows options.thresholds and options.layer_scales. kInvalidArgument for a selector
+// The result borrows options.layer_scales. kInvalidArgument for a selector
 // that libruntime does not have.
 Result<sqz_session_options> session_options(const SelectorOptions& options, int threads);
 

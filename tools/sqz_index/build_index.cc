@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 #include "formats/base/stopwatch.h"
 
@@ -54,7 +53,7 @@ Status check_capture(const CaptureInfo& info, const std::string& path, int64_t t
 }
 
 Status run_model(Runner& runner, std::span<const int32_t> tokens, IndexBuilder& builder,
-                 Progress& progress, bool own_stream, double& adding) {
+                 Progress& progress, double& adding) {
   const int64_t layers = runner.config().description.layers;
   PrefillOptions pass;
   pass.query_positions.resize(
@@ -63,7 +62,6 @@ Status run_model(Runner& runner, std::span<const int32_t> tokens, IndexBuilder& 
             std::ssize(tokens) - std::ssize(pass.query_positions));
   pass.attention = builder.options().heavy_hitters;
   pass.on_device = builder.takes_device_rows();
-  pass.own_stream = own_stream;
   pass.consumer = [&](const LayerCapture& layer) {
     return add_layer(builder, layer.layer,
                      {layer.keys, layer.values, layer.queries, layer.device, layer.attention},
@@ -105,18 +103,14 @@ Result<std::unique_ptr<IndexBuilder>> plan_index(const BuildInput& input, BuildO
 }
 
 Result<BuiltIndex> build_index(IndexBuilder& builder, const BuildInput& input, Runner* runner,
-                               Progress& progress, TokenGate* gate) {
-  std::optional<TokenGate::Turn> turn;
-  if (gate != nullptr) turn.emplace(*gate, std::ssize(input.tokens.ids));
+                               Progress& progress) {
   const Stopwatch watch;
   double adding = 0;
-  SQZ_RETURN_IF_ERROR(
-      input.capture != nullptr
-          ? read_capture(*input.capture, builder, progress, adding)
-          : run_model(*runner, input.tokens.ids, builder, progress, gate != nullptr, adding));
+  SQZ_RETURN_IF_ERROR(input.capture != nullptr
+                          ? read_capture(*input.capture, builder, progress, adding)
+                          : run_model(*runner, input.tokens.ids, builder, progress, adding));
   BuiltIndex out;
   out.capture_seconds = watch.seconds() - adding;
-  turn.reset();
   SQZ_ASSIGN_OR_RETURN(out.report, builder.finish());
   progress.finish();
   return out;

@@ -9,7 +9,6 @@
 #include "libindex/builder.h"
 #include "tools/common/progress.h"
 #include "tools/sqz_index/source.h"
-#include "tools/sqz_index/token_gate.h"
 #include "training/runner.h"
 
 namespace sqz {
@@ -33,9 +32,8 @@ struct BuiltIndex {
   double capture_seconds = 0;  // of the dense pass, or of reading the capture
 };
 
-// Adds all layers and publishes. `runner` is null with a capture. With a gate, the model waits its
-// turn there, and runs on a stream of its own: other threads may build with the same runner.
+// Adds all layers and publishes. `runner` is null with a capture.
 Result<BuiltIndex> build_index(IndexBuilder& builder, const BuildInput& input, Runner* runner,
-                               Progress& progress, TokenGate* gate = nullptr);
+                               Progress& progress);
 
 }  // namespace sqz

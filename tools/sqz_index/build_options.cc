@@ -19,9 +19,7 @@ void refuse_unused(CLI::App& app) {
           {"--levels", "--level-fractions", "--coarse-keep", "--iterations", "--engine"});
   exclude("--level-fractions", {"--levels"});
   app.get_option("--page-size")->needs(app.get_option("--partition"));
-  for (const char* name : {"--shard", "--together"}) {
-    app.get_option(name)->needs(app.get_option("--manifest"));
-  }
+  app.get_option("--shard")->needs(app.get_option("--manifest"));
 }
 
 void add_index_options(CLI::App& app, BuildArguments& arguments) {
@@ -100,9 +98,6 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
   app.add_option("--manifest", arguments.manifest, "A corpus (.jsonl): one index a line");
   app.add_option("--shard", arguments.shard, "Part I of N of the manifest, 0 to N - 1")
       ->type_name("I/N");
-  app.add_option("--together", arguments.together,
-                 "Documents of the manifest in work at a time (default: 2; on a GPU 4)")
-      ->check(CLI::Range(1, 64));
   app.add_option("-o,--output", arguments.output, "The index to write; a folder with --manifest")
       ->required();
   app.add_flag("--force", arguments.force,

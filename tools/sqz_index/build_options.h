@@ -14,7 +14,6 @@ struct BuildArguments {
   std::string capture;   // F.h5 instead of a model and texts
   std::string manifest;  // F.jsonl: a corpus instead of one context
   std::string shard;     // of the manifest: I/N; empty: all of it
-  int together = 0;      // documents of the manifest in work at a time; 0: a default
   std::string output;    // a file; a folder with a manifest
   bool force = false, dry_run = false;
   std::string layers;     // a layer profile to embed; empty: none

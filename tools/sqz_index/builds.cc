@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <mutex>
 #include <optional>
 
-#include "formats/base/parallel.h"
 #include "formats/base/stopwatch.h"
 #include "libindex/describe.h"
 #include "tools/common/model_options.h"
@@ -17,9 +15,6 @@
 
 namespace sqz {
 namespace {
-
-// Tokens that a GPU works on at a time, as far as they are of several documents.
-constexpr int64_t kGpuTokens = 65536;
 
 // Bytes of a model's dense pass over `tokens` tokens: weights, hidden states, one layer's keys,
 // values and queries.
@@ -88,21 +83,16 @@ struct Outcome {
   std::string fingerprint;
 };
 
-// Builds documents, on several threads at once: reading, the model with the clustering of its
-// layers, and the calibration and writing of different documents overlap.
+// Builds documents, with one model.
 class Builds {
  public:
   Builds(const BuildArguments& arguments, const ToolContext& context)
       : arguments_(arguments),
         context_(context),
         corpus_(!arguments.manifest.empty()),
-        pass_(runner_options(arguments.source.run_dtype, context.options)),
-        gate_(on_gpu() ? kGpuTokens : 0) {}
+        pass_(runner_options(arguments.source.run_dtype, context.options)) {}
 
   Result<Outcome> build(const ManifestEntry& entry, const std::string& output, Progress& progress) {
-    // One capture at a time: the HDF5 library is not for several threads.
-    std::unique_lock<std::mutex> one_capture(captures_, std::defer_lock);
-    if (!entry.capture.empty()) one_capture.lock();
     SQZ_ASSIGN_OR_RETURN(const BuildInput input, read(entry));
     SQZ_ASSIGN_OR_RETURN(const BuildOptions options, options_for(arguments_, input.model));
     SQZ_ASSIGN_OR_RETURN(const auto builder, plan_index(input, options));
@@ -119,7 +109,6 @@ class Builds {
     }
     if (arguments_.dry_run) {
       const int64_t tokens = std::ssize(input.tokens.ids);
-      const std::lock_guard lock(planning_);
       total_.add(plan, tokens, input.capture ? 0 : pass_memory(source_->model(), tokens, pass_),
                  on_gpu());
       return Outcome{};
@@ -130,7 +119,7 @@ class Builds {
     if (input.capture == nullptr) {
       SQZ_ASSIGN_OR_RETURN(runner, load());
     }
-    const auto built = build_index(*builder, input, runner, progress, corpus_ ? &gate_ : nullptr);
+    const auto built = build_index(*builder, input, runner, progress);
     if (built.ok()) return Outcome{*built, false, fingerprint(input.model)};
     if (!corpus_ || built.status().code() != Code::kExists) return built.status();
     // Another process has made a file meanwhile.
@@ -146,7 +135,6 @@ class Builds {
   Result<BuildInput> read(const ManifestEntry& entry) {
     if (!entry.capture.empty()) return open_capture(entry.capture);
     if (entry.texts.empty() && entry.tokens.empty()) return no_context();
-    const std::lock_guard lock(reading_);
     if (!source_) {
       SQZ_ASSIGN_OR_RETURN(source_,
                            Source::open(arguments_.source, corpus_ || entry.tokens.empty()));
@@ -173,7 +161,6 @@ class Builds {
 
   // The model, which is loaded for the first document that needs it.
   Result<Runner*> load() {
-    const std::lock_guard lock(loading_);
     if (model_ == nullptr) {
       SQZ_ASSIGN_OR_RETURN(model_, load_runner(arguments_.source.model, pass_));
       spdlog::debug("{}: loaded on {}", arguments_.source.model, pass_.device);
@@ -198,9 +185,7 @@ class Builds {
   const ToolContext& context_;
   const bool corpus_;
   const RunnerOptions pass_;
-  TokenGate gate_;
-  std::mutex reading_, captures_, loading_, planning_;
-  std::optional<Source> source_;  // of the model, once it was needed; then it does not change
+  std::optional<Source> source_;  // of the model, once it was needed
   std::unique_ptr<Runner> model_;
   PlanTotal total_;
 };
@@ -215,7 +200,6 @@ class Tally {
         progress_(context.progress_style(), arguments.manifest) {}
 
   void add(const ManifestEntry& entry, const Result<Outcome>& document, double seconds) {
-    const std::lock_guard lock(mutex_);
     JsonMembers fields = {{"key", entry.key},
                           {"line", entry.line},
                           {"path", entry.output(arguments_.output)},
@@ -258,7 +242,6 @@ class Tally {
   const BuildArguments& arguments_;
   const ToolContext& context_;
   const int64_t count_;
-  std::mutex mutex_;
   Progress progress_;
   std::map<std::string, int64_t> counts_;  // by state
   int64_t done_ = 0, tokens_ = 0;          // tokens: of the indexes that were built
@@ -281,17 +264,14 @@ Status build_corpus(const BuildArguments& arguments, const ToolContext& context,
   SQZ_ASSIGN_OR_RETURN(const auto entries, read_manifest(arguments.manifest, arguments.shard));
   Tally tally(arguments, context, entries.size());
   const Stopwatch watch;
-  const int together = arguments.together > 0 ? arguments.together : context.options.gpu() ? 4 : 2;
-  SQZ_RETURN_IF_ERROR(parallel_for(std::ssize(entries), together, [&](int64_t i) {
-    const ManifestEntry& entry = entries[static_cast<size_t>(i)];
+  for (const ManifestEntry& entry : entries) {
     const Stopwatch one;
     Progress none(ProgressStyle::kNone, entry.key);
     const auto document =
         within_memory([&] { return builds.build(entry, entry.output(arguments.output), none); },
                       "not enough memory");
     tally.add(entry, document, one.seconds());
-    return Status();
-  }));
+  }
   if (arguments.dry_run) {
     builds.print_plan();
   } else {

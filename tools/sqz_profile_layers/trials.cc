@@ -97,7 +97,7 @@ Status Trials::measure_errors(const Trial& trial, double keep, std::vector<Curve
     SelectorOptions selector = selector_;
     selector.layers = kUniformLayers;
     selector.budget.reset();
-    selector.sparsity = 1 - std::min(times * keep, 1.0);
+    selector.keep = std::min(times * keep, 1.0);
     SQZ_ASSIGN_OR_RETURN(sparse.emplace_back(), open(trial, selector, threads_));
   }
   ScoreOptions options;
