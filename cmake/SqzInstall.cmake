@@ -15,7 +15,7 @@ if(NOT SQZ_RUNTIME_ONLY)
 endif()
 install(DIRECTORY ${SQZ_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT dev
   FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
-install(DIRECTORY examples/embed examples/embed_c
+install(DIRECTORY examples/embed_c
   DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libsqz-dev/examples COMPONENT dev)
 
 set(SQZ_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/sqz)

@@ -1,8 +1,4 @@
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
-#include <optional>
 
 #include "training/model_runner.h"
 
@@ -138,15 +134,6 @@ class Collector final : public LayerObserver {
   at::Tensor keys_, values_, keys_pre_rope_, queries_, queries_pre_rope_, cosine_;
 };
 
-// A stream of `device`, always the same for a thread, because LibTorch reuses memory within a
-// stream.
-c10::Stream stream_of_thread(at::Device device) {
-  thread_local std::optional<c10::Stream> stream;
-  if (!stream || stream->device() != device)
-    stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-  return *stream;
-}
-
 Status dense_pass(const Transformer& transformer, std::span<const int32_t> tokens,
                   const PrefillOptions& options) {
   const ModelDescription& model = transformer.config().description;
@@ -181,11 +168,6 @@ Status ModelRunner::prefill(std::span<const int32_t> tokens, const PrefillOption
     const auto count = static_cast<int64_t>(tokens.size());
     SQZ_RETURN_IF_ERROR(check_tokens(config().description, tokens, 0));
     SQZ_RETURN_IF_ERROR(check_positions(options.query_positions, count));
-    std::optional<c10::StreamGuard> stream;
-    if (options.own_stream && !transformer_.device().is_cpu()) {
-      transformer_.wait_for_weights();
-      stream.emplace(stream_of_thread(transformer_.device()));
-    }
     return dense_pass(transformer_, tokens, options);
   });
 }

@@ -54,9 +54,7 @@ struct PrefillOptions {
   bool attention = false;  // costs about as much as the pass's own attention
   bool on_device = false;  // leave keys and values in GPU memory, in the model's dtype, instead of
                            // copying them to the host; no effect on a model that runs on the CPU
-  bool own_stream =
-      false;          // on a GPU: run on a stream of the calling thread, beside those of others
-  int64_t chunk = 0;  // tokens that a thread takes at a time; 0 = chosen for the caches
+  int64_t chunk = 0;       // tokens that a thread takes at a time; 0 = chosen for the caches
   std::function<Status(const LayerCapture&)> consumer;  // may be empty; an error stops the pass
   std::function<void(double done)> progress;  // fraction of the work, 0 .. 1; may be empty; called
                                               // after each layer, on the caller's thread

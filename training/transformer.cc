@@ -10,11 +10,6 @@ std::unique_ptr<KvCache> Transformer::make_cache() const {
                            : make_torch_cache(config_.description);
 }
 
-void Transformer::wait_for_weights() const {
-  // Reading an element of the last tensor waits for the default stream, which loads them.
-  weights_.norm.select(0, 0).item();
-}
-
 at::Tensor Transformer::embed(std::span<const int32_t> tokens) const {
   const at::Tensor ids = at::empty({static_cast<int64_t>(tokens.size())}, at::kLong);
   std::copy(tokens.begin(), tokens.end(), ids.data_ptr<int64_t>());

@@ -55,7 +55,6 @@ class Transformer {
   const ModelWeights& weights() const { return weights_; }
   at::Device device() const { return weights_.embedding.device(); }
   std::unique_ptr<KvCache> make_cache() const;
-  void wait_for_weights() const;  // until they are loaded, for use on another stream
 
   at::Tensor embed(std::span<const int32_t> tokens) const;  // [T, hidden]
   RopeTable rope(int64_t first, int64_t count) const;       // on the model's device

@@ -10,7 +10,7 @@ source=$(cd "$(dirname "$0")/../.." && pwd)
 build=${WORK:-$(mktemp -d)}/sqz
 # RPATH, unlike RUNPATH, also holds for what the libraries need.
 cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=None -DSQZ_FUZZ=ON -DSQZ_FUZZ_ENGINE="$LIB_FUZZING_ENGINE" \
-  -DSQZ_TOOLS=OFF -DSQZ_TRAINING=OFF -DSQZ_EXAMPLES=OFF -DSQZ_WERROR=OFF -DCMAKE_BUILD_RPATH='$ORIGIN/lib' \
+  -DSQZ_TOOLS=OFF -DSQZ_TRAINING=OFF -DSQZ_WERROR=OFF -DCMAKE_BUILD_RPATH='$ORIGIN/lib' \
   -DCMAKE_EXE_LINKER_FLAGS=-Wl,--disable-new-dtags
 mkdir -p "$OUT/lib"
 ctest --test-dir "$build" -N -V -R '_fuzz$' |

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs a build tree into a scratch folder and builds programs outside the tree against it, by CMake's find_package and
-# by pkg-config, in C99 and C++. Then runs them on an index. examples/embed is one of them.
+# by pkg-config, in C99 and C++. Then runs them on an index.
 # usage: run.sh BUILD_DIR SOURCE_DIR INDEX.sqz
 set -euo pipefail
 build=$1 source=$2 index=$3
@@ -25,10 +25,4 @@ command=$(sed -n 's/^ \*   \(cc .*\)$/\1/p' "$source/examples/embed_c/embed_c.c"
 [ -n "$command" ] || { echo "FAILED: embed_c.c has no line 'cc ...'" >&2; exit 1; }
 cp "$source/examples/embed_c/embed_c.c" "$scratch"
 cp "$index" "$scratch/book.sqz"
-(cd "$scratch" && bash -euc "$command") | tee "$scratch/embed_c.out"
-
-# examples/embed as a project of its own.
-[ -e /usr/include/boost/program_options.hpp ] || { echo "examples/embed: no Boost here"; exit 0; }
-build "$source/examples/embed" embed
-read -r heads dim < <(sed -n 's/.*, \([0-9]*\) query heads, .* d = \([0-9]*\).*/\1 \2/p' "$scratch/embed_c.out")
-seq $((heads * dim)) | "$scratch/embed/embed" "$index" --budget 1
+(cd "$scratch" && bash -euc "$command")
