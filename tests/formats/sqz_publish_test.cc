@@ -1,5 +1,5 @@
-// Publishing: whatever fails, the final name holds the old file, the new one or none. (crash_test
-// of the tools kills builds.)
+// Publishing: whatever fails, the final name holds the old file, the new one or none.
+// (fault_tool_test of the tools kills builds.)
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -13,7 +13,7 @@
 namespace sqz {
 namespace {
 
-constexpr int64_t kKeys = 900, kDim = 12, kHeads = 3;
+constexpr int64_t kKeys = 900, kDim = 12, kTreeHeads = 3;
 
 struct Built {
   std::vector<std::vector<float>> keys;
@@ -23,7 +23,7 @@ struct Built {
 Built build(const std::vector<int64_t>& clusters, int threads = 2) {
   Built built;
   std::vector<const float*> heads;
-  for (uint64_t h = 0; h < kHeads; ++h) {
+  for (uint64_t h = 0; h < kTreeHeads; ++h) {
     built.keys.push_back(test::clustered_points(kKeys, kDim, 30, 0.6f, 40 + h));
   }
   for (const auto& keys : built.keys) heads.push_back(keys.data());

@@ -9,18 +9,6 @@ namespace {
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-std::string prose(int words) {
-  const char* vocabulary[] = {"the", "house", "was", "silent", "and", "old", "road", "by", "sea"};
-  std::string out;
-  uint32_t state = 12345;
-  for (int i = 0; i < words; ++i) {
-    state = state * 1664525u + 1013904223u;
-    out += vocabulary[(state >> 16) % std::size(vocabulary)];
-    out += i % 13 == 12 ? ".\n" : " ";
-  }
-  return out;
-}
-
 class CalibrateTool : public ToolTest {
  protected:
   void SetUp() override {

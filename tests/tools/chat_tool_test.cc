@@ -10,7 +10,6 @@ namespace {
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
 const std::string kBefore = "<|im_start|>system\n";
 const std::string kBetween = "<|im_end|>\n<|im_start|>user\n";
 const std::string kAfter = "<|im_end|>\n<|im_start|>assistant\n";

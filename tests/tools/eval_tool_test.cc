@@ -15,8 +15,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr const char* kModel = SQZ_SOURCE_DIR "/examples/models/nano";
-
 std::string lines(int count) {
   std::string out;
   for (int line = 0; line < count; ++line) {

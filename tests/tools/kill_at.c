@@ -1,4 +1,4 @@
-// crash_test and failing_write_test load this. It watches a process with SQZ_KILL_DIR, a folder, in
+// fault_tool_test loads this. It watches a process with SQZ_KILL_DIR, a folder, in
 // its environment. The SQZ_KILL_AT-th call (from 0) that changes files in there kills the process,
 // a write half-way; with SQZ_FAIL_WITH, an errno, it fails once instead (0: a write is short). With
 // SQZ_NO_TMPFILE the file system has no unnamed files. The process says that it is number 4242. At

@@ -10,30 +10,12 @@ namespace {
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
-
 struct Needle {
   const char* name;
   const char* number;
 };
 constexpr Needle kNeedles[] = {{"harbour", "1234567"}, {"lantern", "90210"}, {"castle", "48213"}};
 
-// About `words` words of prose, the same every time.
-std::string prose(int words) {
-  const char* vocabulary[] = {"the",  "house", "was",  "silent", "and",   "old", "road",  "by",
-                              "sea",  "they",  "went", "slowly", "under", "a",   "heavy", "sky",
-                              "with", "no",    "word", "spoken", "until", "it",  "grew",  "dark"};
-  std::string out;
-  uint32_t state = 12345;
-  for (int i = 0; i < words; ++i) {
-    state = state * 1664525u + 1013904223u;
-    out += vocabulary[(state >> 16) % std::size(vocabulary)];
-    out += i % 13 == 12 ? ".\n" : " ";
-  }
-  return out;
-}
-
-// About 4,000 tokens of the example book with needles in it.
 std::string haystack() {
   std::string text = read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt").substr(30000, 14000);
   double part = 0.8;

@@ -13,10 +13,8 @@ namespace {
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
-
 // No two lines are the same.
-std::string lines(int count) {
+std::string miles(int count) {
   std::string out;
   for (int i = 0; i < count; ++i) {
     out += concat("On day ", i % 97, " the carrier walked ", i * 7 % 31, " miles to the mill.\n");
@@ -28,8 +26,8 @@ class ProfileTool : public ToolTest {
  protected:
   void SetUp() override {
     ToolTest::SetUp();
-    write_all(path("a.txt"), lines(60));
-    write_all(path("b.txt"), lines(30));
+    write_all(path("a.txt"), miles(60));
+    write_all(path("b.txt"), miles(30));
   }
   Json profile(const std::string& more) const {
     return expect({"sqz-profile-layers -m $MODEL " + more});

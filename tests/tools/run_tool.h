@@ -73,6 +73,23 @@ inline void write_all(const std::filesystem::path& path, const std::string& text
   std::ofstream(path, std::ios::binary).write(text.data(), static_cast<long>(text.size()));
 }
 
+inline const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
+
+// About `words` words of prose, the same every time.
+inline std::string prose(int words) {
+  const char* vocabulary[] = {"the",  "house", "was",  "silent", "and",   "old", "road",  "by",
+                              "sea",  "they",  "went", "slowly", "under", "a",   "heavy", "sky",
+                              "with", "no",    "word", "spoken", "until", "it",  "grew",  "dark"};
+  std::string out;
+  uint32_t state = 12345;
+  for (int i = 0; i < words; ++i) {
+    state = state * 1664525u + 1013904223u;
+    out += vocabulary[(state >> 16) % std::size(vocabulary)];
+    out += i % 13 == 12 ? ".\n" : " ";
+  }
+  return out;
+}
+
 // A folder for a test's files, removed at the end.
 class ToolTest : public ::testing::Test {
  protected:
@@ -204,8 +221,7 @@ class ToolTest : public ::testing::Test {
     return words;
   }
 
-  std::map<std::string, std::string> variables = {
-      {"MODEL", SQZ_SOURCE_DIR "/examples/models/nano"}};
+  std::map<std::string, std::string> variables = {{"MODEL", kModel}};
 
   // The tool that runs just now has written to its standard error: with --progress, that it works,
   // and is ready for signals.

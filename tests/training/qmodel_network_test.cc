@@ -8,13 +8,10 @@
 
 #include <cmath>
 
+#include "tests/training/random_tensor.h"
+
 namespace sqz::training {
 namespace {
-
-at::Tensor random(at::IntArrayRef shape, uint64_t seed) {
-  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return at::randn(shape, generator, at::kFloat);
-}
 
 NetworkBatch some_batch() {
   NetworkBatch batch;

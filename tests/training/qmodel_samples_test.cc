@@ -8,17 +8,13 @@
 #include <cmath>
 
 #include "tests/training/golden.h"
+#include "tests/training/random_tensor.h"
 #include "training/qmodel_recall.h"
 
 namespace sqz::training {
 namespace {
 
 constexpr int64_t kKeys = 40, kDim = 6, kBuckets = 5;
-
-at::Tensor random(at::IntArrayRef shape, uint64_t seed) {
-  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return at::randn(shape, generator, at::kFloat);
-}
 
 HeadRows some_rows() {
   HeadRows rows;
