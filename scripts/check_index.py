@@ -4,8 +4,7 @@
 Needs numpy only. Reads the file as docs/format.md describes it and checks the header, alignments,
 paddings, offsets, cluster sizes, slot order, that stored centroids and value means are the means of
 the keys and values below them, that pages are in token order with the range of their keys, and the
-calibration. With the package `xxhash` hashes are compared, too. With --capture (needs h5py), stored
-keys and values are compared with the dense pass that they came from, through the stored positions.
+calibration. With the package `xxhash` hashes are compared, too.
 
 Prints one line a problem; exit code 0 if there is none, 1 otherwise, 2 if a file cannot be read.
 """
@@ -259,36 +258,7 @@ def check_calibration(index):
     check(((shares >= 0) & (shares <= 1)).all(), "calibration.shares: outside [0, 1]")
 
 
-def check_capture(index, path):
-    """Keys and values of the file are those of the capture, rounded to the file's dtype."""
-    import h5py
-
-    meta = index.metadata
-    n, sink, tail = (int(meta[k]) for k in ("tokens", "sink", "tail"))
-    unit = 2.0**-8 if meta["dtype"] == "BF16" else 2.0**-11
-    with h5py.File(path, "r") as capture:
-        for layer, policy in enumerate(json.loads(meta["layers"])):
-            for what in ("keys", "values"):
-                source = capture[f"layers/{layer}/{what}"]
-                if source.attrs.get("rope") in ("pre", b"pre"):
-                    continue  # the index has keys after RoPE
-                for head in range(source.shape[0]):
-                    dense = np.asarray(source[head], dtype=np.float32)
-                    exact = np.r_[0:sink, n - tail:n]
-                    if policy["dense"]:
-                        exact = np.arange(n - min(policy["window"] or n, n), n)
-                    parts = [(f"layers.{layer}.exact.{what}", exact)]
-                    if not policy["dense"]:
-                        parts.append((f"layers.{layer}.{what}", index.raw(f"layers.{layer}.positions")[head]))
-                    for name, tokens in parts:
-                        if name in index.tensors:
-                            want = dense[tokens]
-                            error = np.abs(index.floats(name, head) - want) - unit * np.abs(want) - 2.0**-24
-                            check((error <= 0).all(), f"{name}: head {head}: differs from the capture at slot "
-                                                      f"{np.argmax(error.max(axis=1))}")
-
-
-def check_file(path, capture):
+def check_file(path):
     """Fills `problems`; returns the number of tensors."""
     index = Index(path)
     index.check_container()
@@ -299,22 +269,19 @@ def check_file(path, capture):
     check_rotation(index)
     check_calibration(index)
     check_hashes(index)
-    if capture:
-        check_capture(index, capture)
     return len(index.tensors)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", nargs="+")
-    parser.add_argument("--capture", help="HDF5 capture that the index was built from")
     arguments = parser.parse_args()
     code = 0
     for path in arguments.file:
         problems.clear()
         try:
             with np.errstate(invalid="ignore"):
-                count = check_file(path, arguments.capture)
+                count = check_file(path)
         except (OSError, KeyError, IndexError, TypeError, ValueError, struct.error) as error:
             print(f"{path}: cannot be read: {type(error).__name__}: {error}")
             code = 2

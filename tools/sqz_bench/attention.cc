@@ -33,7 +33,7 @@ struct Case {
   bool dense = true;
   int64_t tokens = 1, block = 0;
   int rule = SQZ_RULE_BUDGET, levels = 0;
-  double keep = 0, budget = 0;
+  double keep = 0;
 };
 
 // Memory and a tensor over it.
@@ -74,7 +74,6 @@ sqz_session_options session_options(const Layer& layer, const Case& what) {
   options.rule = what.rule;
   options.levels = what.levels;
   options.keep = what.keep;
-  options.budget = what.budget;
   options.dense_layers = -1;
   options.uniform_layers = 1;
   return options;
@@ -217,11 +216,10 @@ void add(const std::shared_ptr<Layer>& layer, const char* kind, const std::strin
 void add_selectors(const AttentionOptions& options, const std::shared_ptr<Layer>& layer,
                    const std::string& size, Case what) {
   const bool clusters = layer->file->layer(0).levels > 0;
-  const bool budgets = !options.budget.empty();
   what.dense = false;
-  for (const double share : budgets ? options.budget : options.keep) {
-    (budgets ? what.budget : what.keep) = share;
-    const std::string asked = concat(budgets ? "/budget:" : "/keep:", share);
+  for (const double keep : options.keep) {
+    what.keep = keep;
+    const std::string asked = concat("/keep:", keep);
     if (!clusters) add(layer, "sparse", asked + size, what);
     for (const std::string& rule : clusters ? options.rules : std::vector<std::string>()) {
       for (const int levels : options.levels) {

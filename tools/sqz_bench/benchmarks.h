@@ -18,7 +18,7 @@ struct AttentionOptions {
   std::vector<int64_t> queries = {512}, block = {128};  // with `prompt`
   std::vector<std::string> rules = {"budget"};
   std::vector<int> levels = {1, 2};
-  std::vector<double> keep = {0.1}, budget;  // one of the two
+  std::vector<double> keep = {0.1};
 };
 Status add_attention(const AttentionOptions& options, std::shared_ptr<const Device> device);
 

@@ -97,9 +97,7 @@ void add_attention_options(CLI::App& app, Options& o) {
   add_one(app, "--buckets", a.made.buckets, CLI::Range(2, 1 << 20),
           "saap: buckets, and hidden units of the classifier");
   const CLI::Validator share = real_number(1e-6, 1);
-  auto* keep = add_list(app, "--keep", a.keep, share, "Shares of the clustered keys to read");
-  add_list(app, "--budget", a.budget, share, "Shares of the bytes to read, instead of --keep")
-      ->excludes(keep);
+  add_list(app, "--keep", a.keep, share, "Shares of the clustered keys to read");
   add_list(app, "--rule", a.rules, CLI::IsMember({"budget", "threshold"}),
            "How clusters are chosen; budget reads the asked share");
   add_list(app, "--levels", a.levels, CLI::Range(1, 16), "Levels of the centroid tree to use");

@@ -93,17 +93,4 @@ JsonText comparison_json(const Comparison& comparison) {
   return out;
 }
 
-std::string comparison_table(const Comparison& comparison) {
-  std::vector<std::vector<std::string>> lines = {
-      {"allocation", "loss", "gain on uniform", "+-", "delivered", ""}};
-  for (const Candidate& candidate : comparison.candidates) {
-    lines.push_back(
-        {candidate.name(), fixed_text(candidate.loss, 4), fixed_text(mean(candidate.gain), 4),
-         fixed_text(standard_error(candidate.gain), 4), fixed_text(candidate.delivered, 4),
-         &candidate == &comparison.best() ? "<- chosen" : ""});
-  }
-  lines.push_back({"dense", fixed_text(comparison.dense_loss, 4), "", "", "", ""});
-  return columns_text(lines, 1);
-}
-
 }  // namespace sqz

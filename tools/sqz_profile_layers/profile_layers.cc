@@ -230,17 +230,6 @@ Result<Outcome> measure(const ProfileArguments& arguments, Plan& plan,
   return out;
 }
 
-// A line a layer.
-std::string layers_table(const LayersFile& layers) {
-  std::vector<std::vector<std::string>> lines = {{"layer", "cosine", "+-", "group", "budget"}};
-  for (size_t l = 0; l < layers.cosine.size(); ++l) {
-    lines.push_back({concat(l), fixed_text(layers.cosine[l], 4),
-                     fixed_text(layers.cosine_error[l], 4), concat(layers.group[l]),
-                     concat(layers.budget[l])});
-  }
-  return columns_text(lines, 0);
-}
-
 JsonText measured_json(const ProfileArguments& arguments, const Comparison& comparison) {
   return {{"selector", arguments.selector},
           {"budget", arguments.budget},
@@ -354,8 +343,6 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   result["seconds"] = {{"load", load_seconds},
                        {"profile", outcome.profile_seconds},
                        {"measure", outcome.measure_seconds}};
-  context.output.text(layers_table(layers) + "\n");
-  if (arguments.measures()) context.output.text(comparison_table(outcome.comparison) + "\n");
   context.output.result(result);
   return {};
 }

@@ -89,7 +89,5 @@ Result<Comparison> compare_allocations(const Trials& trials, const BudgetRequest
                                        const std::function<void(double)>& progress);
 
 JsonText comparison_json(const Comparison& comparison);
-// A line a candidate. The best one is marked.
-std::string comparison_table(const Comparison& comparison);
 
 }  // namespace sqz
