@@ -91,7 +91,7 @@ endfunction()
 # sqz_test(NAME source... LABELS label... [MAIN target] [LINK library...] [TIMEOUT seconds]
 #          [ENVIRONMENT NAME=VALUE...])
 # A GoogleTest program is one test of the same name; HACKING.md says what the labels mean. MAIN: a sqz_test_main()
-# Its sources are compiled as one, because two thirds of their compilation are headers.
+# Its sources are compiled as one but for a GPU: two thirds of their compilation are headers.
 function(sqz_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT;MAIN" "LABELS;LINK;ENVIRONMENT" ${ARGN})
   set(numeric OFF)
@@ -105,8 +105,10 @@ function(sqz_test name)
   sqz_executable(${name} ${ARG_UNPARSED_ARGUMENTS} LINK ${ARG_LINK} ${ARG_MAIN})
   sqz_test_options(${name} ${numeric})
   target_precompile_headers(${name} REUSE_FROM ${ARG_MAIN})
-  set_target_properties(${name} PROPERTIES
-    UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0 PCH_WARN_INVALID OFF)  # flags of libraries differ
+  set_target_properties(${name} PROPERTIES PCH_WARN_INVALID OFF)  # flags of libraries differ
+  if(NOT "gpu" IN_LIST ARG_LABELS)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  endif()
   # It reads LibTorch's symbols in a tenth of the time.
   if(SQZ_GOLD AND SQZ_TRAINING AND NOT SQZ_SANITIZE AND NOT SQZ_CUDA)
     target_link_options(${name} PRIVATE $<$<LINK_LANGUAGE:CXX>:-fuse-ld=gold>)
