@@ -10,8 +10,7 @@
 #include "tests/libindex/calibration_data.h"
 #include "tests/libruntime/reference.h"
 
-namespace sqz {
-namespace {
+namespace sqz::calibrate_test {
 
 constexpr int64_t kHeads = test::kCalibrationHeads, kGroup = test::kCalibrationGroup,
                   kDim = test::kCalibrationDim, kQueries = test::kCalibrationQueries,
@@ -237,5 +236,4 @@ TEST(Calibrate, QueriesAreGroupedByKvHead) {
             (std::vector<float>{0, 10, 1, 11, 20, 30, 21, 31}));
 }
 
-}  // namespace
-}  // namespace sqz
+}  // namespace sqz::calibrate_test

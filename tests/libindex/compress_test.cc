@@ -11,8 +11,7 @@
 #include "tests/common/temporary_directory.h"
 #include "tests/libruntime/coded_rows.h"
 
-namespace sqz {
-namespace {
+namespace sqz::compress_test {
 
 using ::testing::HasSubstr;
 using testing::TinyIndexOptions;
@@ -116,5 +115,4 @@ TEST(Compress, TheIndependentCheckerAgrees) {
   }
 }
 
-}  // namespace
-}  // namespace sqz
+}  // namespace sqz::compress_test

@@ -10,10 +10,9 @@
 #include "libindex/order.h"
 #include "tests/libindex/clustered_data.h"
 
-namespace sqz {
-namespace {
+namespace sqz::tree_test {
 
-constexpr int64_t kKeys = 900, kDim = 12, kTreeHeads = 3;
+constexpr int64_t kKeys = 900, kDim = 12, kHeads = 3;
 
 struct Built {
   std::vector<std::vector<float>> keys;
@@ -23,7 +22,7 @@ struct Built {
 Built build(const std::vector<int64_t>& clusters, int threads = 2) {
   Built built;
   std::vector<const float*> heads;
-  for (uint64_t h = 0; h < kTreeHeads; ++h) {
+  for (uint64_t h = 0; h < kHeads; ++h) {
     built.keys.push_back(test::clustered_points(kKeys, kDim, 30, 0.6f, 40 + h));
   }
   for (const auto& keys : built.keys) heads.push_back(keys.data());
@@ -162,5 +161,4 @@ TEST(Order, SiblingsFollowTheirNearestNeighbour) {
   }
 }
 
-}  // namespace
-}  // namespace sqz
+}  // namespace sqz::tree_test
