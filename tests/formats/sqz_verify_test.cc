@@ -52,7 +52,6 @@ const Wrong kWrong[] = {
     {"tree", "calibration.shares", 9, -0.25, "calibration.shares[9]"},
     {"pages", "layers.0.positions", 0, 3, "layers.0.positions: head 0"},
     {"pages", "layers.1.heavy", 0, 56, "layers.1.heavy: head 0, entry 0"},
-    {"pages", "calibration.keys.shares", 0, -1, "calibration.keys.shares[0]"},
     {"buckets", "layers.1.buckets.offsets", 1, 200, "layers.1.buckets.offsets: head 0, entry"},
     {"buckets", "layers.1.buckets.offsets", 0, 1, "layers.1.buckets.offsets: head 0, entry 0"},
     {"buckets", "layers.1.buckets.hidden.bias", 1, NAN, "\"layers.1.buckets.hidden.bias\""},

@@ -12,7 +12,7 @@
 namespace sqz {
 namespace {
 
-struct Case {
+struct ScoreCase {
   ScoreProblem problem;  // of the alive clusters
   std::vector<std::byte> centroids;
   testing::AliveMask alive;
@@ -29,10 +29,10 @@ struct Case {
 };
 
 // Sizes include empty clusters; `alive_share` of 10 clusters live.
-Case make_case(DType dtype, int64_t dim, int64_t clusters, int64_t tokens, int64_t group,
-               int64_t alive_share, float query_scale = 1.5f) {
+ScoreCase make_case(DType dtype, int64_t dim, int64_t clusters, int64_t tokens, int64_t group,
+                    int64_t alive_share, float query_scale = 1.5f) {
   testing::Random random(static_cast<uint64_t>(dim * 1000003 + clusters * 101 + tokens));
-  Case c;
+  ScoreCase c;
   c.centroids = testing::stored(dtype, random.normals(clusters * dim));
   c.queries = random.normals(tokens * group * dim, query_scale);
   for (int64_t j = 0; j < clusters; ++j) {
@@ -79,7 +79,7 @@ TEST(Score, GroupsAndDeadClusters) {
   for (const int64_t group : {1, 2, 4, 7, 8}) {
     for (const int64_t tokens : {1, 2, 9, 65}) {
       for (const int64_t alive : {10, 6, 1}) {
-        const Case c = make_case(DType::kBF16, 64, 133, tokens, group, alive);
+        const ScoreCase c = make_case(DType::kBF16, 64, 133, tokens, group, alive);
         SCOPED_TRACE(concat("group ", group, " tokens ", tokens, " alive ", alive));
         expect_near(run(c.problem), c.expected(), 2e-5);
       }
@@ -90,7 +90,7 @@ TEST(Score, GroupsAndDeadClusters) {
 TEST(Score, HugeLogitsStayOrderedAndFinite) {
   for (const int64_t tokens : {1, 20}) {
     // Logits near 1e4: exp() of them overflows, exp() of their differences underflows.
-    Case c = make_case(DType::kF32, 64, 50, tokens, 2, 10, 2000.0f);
+    ScoreCase c = make_case(DType::kF32, 64, 50, tokens, 2, 10, 2000.0f);
     const std::vector<double> expected = c.expected();
     const std::vector<float> scores = run(c.problem);
     int alive = 0;
@@ -111,13 +111,13 @@ TEST(Score, HugeLogitsStayOrderedAndFinite) {
 TEST(Score, NanAndInfinityAreErrorsNotEmptySelections) {
   for (const int64_t tokens : {1, 30}) {
     for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
-      Case c = make_case(DType::kF32, 64, 50, tokens, 2, 10);
+      ScoreCase c = make_case(DType::kF32, 64, 50, tokens, 2, 10);
       c.queries[c.queries.size() - 3] = bad;
       SCOPED_TRACE(concat("tokens ", tokens, " value ", bad));
       run(c.problem, Code::kNumeric);
     }
     // Finite numbers whose product is not.
-    Case c = make_case(DType::kF32, 64, 50, tokens, 2, 10, 1e30f);
+    ScoreCase c = make_case(DType::kF32, 64, 50, tokens, 2, 10, 1e30f);
     std::vector<float> centroids(50 * 64, 1e30f);
     std::fill(c.queries.begin(), c.queries.end(), 1e30f);
     c.problem.centroids = centroids.data();
@@ -127,7 +127,7 @@ TEST(Score, NanAndInfinityAreErrorsNotEmptySelections) {
 
 TEST(Score, EmptyClustersScoreMinusInfinityWhateverTheirCentroids) {
   for (const int64_t tokens : {1, 20}) {
-    Case c = make_case(DType::kF32, 64, 50, tokens, 2, 10);
+    ScoreCase c = make_case(DType::kF32, 64, 50, tokens, 2, 10);
     const std::vector<float> expected = run(c.problem);
     for (size_t j = 0; j < c.sizes.size(); ++j) {
       if (c.sizes[j] > 0) continue;
