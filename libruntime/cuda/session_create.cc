@@ -174,7 +174,6 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   const ModelDescription& model = index_->metadata().model;
   SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared, prepare_for_gpu(index_->whole(), request));
   plan_ = std::move(prepared.plan);
-  if (plan_.block > 0) block_ = plan_.block;
   if (!plan_.dense && is_static(selector_)) list_static_runs(*prepared.selector);
   SQZ_ASSIGN_OR_RETURN(gpu_, read_device(device()));
   if (sm80_only_) gpu_.capability = gpu_.compiled = 80;
