@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: examples/vllm/install makes an environment that has it")
-from transformers_support import NANO, ROOT, load, torch, transformers, whole_answers
+from transformers_support import BOOK, NANO, ROOT, answers, load, torch, transformers, whole_answers
 from vllm.platforms import current_platform
+
+import sqz
+import sqz.transformers
 
 if not current_platform.is_cpu():
     pytest.skip("this vLLM is for GPUs; these tests run the CPU backend", allow_module_level=True)
@@ -67,6 +70,71 @@ def test_answers_are_those_over_the_whole_context(book):
     model, context = load(NANO), torch.tensor([tokenizer.encode((book / "book.txt").read_text())])
     expected = [whole_answers(model, context, torch.tensor([question]), torch.bfloat16)[0] for question in questions]
     assert rounds == [expected, expected]
+
+
+# Requests of many contexts in random order, 16 at a time, in memory for 5 of them.
+LIBRARY = """
+import asyncio, json, random, sys
+import vllm
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+
+async def main():
+    options, asked = json.load(sys.stdin)
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(
+        dtype="float32", enforce_eager=True, kv_cache_memory_bytes=1 << 28, max_num_seqs=16, block_size=32,
+        max_num_batched_tokens=64, attention_backend="CUSTOM", **options))
+    room, answers = asyncio.Semaphore(16), {}
+    async def ask(number, names, prompt):
+        async with room:
+            parameters = vllm.SamplingParams(temperature=0, max_tokens=8, extra_args={"sqz_context": names})
+            try:
+                async for output in engine.generate({"prompt_token_ids": prompt}, parameters, str(number)):
+                    answers[number] = list(output.outputs[0].token_ids)
+            except Exception as error:
+                answers[number] = f"{type(error).__name__}: {error}"
+    order = list(enumerate(asked))
+    random.Random(1).shuffle(order)
+    await asyncio.gather(*(ask(number, *one) for number, one in order))
+    print("ANSWERS", json.dumps([answers[number] for number in range(len(asked))]))
+    print("COUNTED", json.dumps(vars(engine.sqz_leases.counters)))
+    engine.shutdown()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_contexts_are_never_mixed(tmp_path):
+    """Many contexts, each with its own fact: every answer is that of its own context alone, whatever was evicted."""
+    tokenizer, model = transformers.AutoTokenizer.from_pretrained(NANO), load(NANO)
+    question = tokenizer.encode("\nWhat is the special magic number for lantern mentioned in the provided text? The "
+                                "special magic number for lantern mentioned in the provided text is",
+                                add_special_tokens=False)
+    text, alone, bytes_each = BOOK.read_text(encoding="utf-8"), {}, 0
+    for number in range(24):
+        ids = tokenizer.encode(f"{text[number * 900:number * 900 + 400]}\nOne of the special magic numbers for lantern is: "
+                               f"{1234567 + number * 314159}.\n{text[number * 900 + 400:number * 900 + 800]}")
+        path = tmp_path / f"{number}.sqz"
+        sqz.build(model, tokenizer, ids, path, progress=False)
+        bytes_each = max(bytes_each, path.stat().st_size)
+        with sqz.transformers.FixedContext(model, path, selector="dense") as fixed:
+            alone[str(number)] = answers(model, torch.tensor([question]), max_new_tokens=8)[0]
+            assert fixed.stats().selections > 0
+    assert len(set(map(tuple, alone.values()))) > 12  # most find their own number
+    asked = [(str(number), question) for number in range(24)] * 5
+    asked += [("24", question), (["1", "../1"], question), ([str(one) for one in range(6)], question)]
+    program = subprocess.run([sys.executable, "-c", LIBRARY], text=True, capture_output=True, timeout=600, check=False,
+                             input=json.dumps(({"model": str(NANO), "max_model_len": 512}, asked)),
+                             env=os.environ | {"SQZ_CONTEXTS": str(tmp_path), "SQZ_SELECTOR": "dense",
+                                               "SQZ_MEMORY": str(5 * bytes_each)})
+    lines = dict(line.split(" ", 1) for line in program.stdout.splitlines() if line.startswith(("ANSWERS", "COUNTED")))
+    found, counted = json.loads(lines["ANSWERS"]), json.loads(lines["COUNTED"])
+    for (name, _), answer in zip(asked[:-3], found[:-3], strict=True):
+        assert answer == alone[name], name
+    for answer, sentence in zip(found[-3:], ("which is not in the server's library", "without ..", "SQZ_MEMORY"), strict=True):
+        assert sentence in answer
+    assert counted["requests"] == 120 and counted["fetches"] > 24 and counted["evictions"] >= counted["fetches"] - 5
 
 
 def test_too_long_requests_are_refused_at_the_start(book):
