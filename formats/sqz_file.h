@@ -126,6 +126,11 @@ struct IndexMetadata : FileOrigin {
   std::optional<PrunedPolicy> pruned;         // if the partition is kPruned
   JsonText build;  // parameters and seed as given, for people and for `info`
   JsonText chat;   // the turns that the text stands in (formats/chat_format.h); null: none
+  // The contexts that stood in front when the keys were made, by context_id(), in their order.
+  std::vector<std::string> after;
+
+  // Equal for contexts with equal keys: hash of the tokens and of what stood in front.
+  std::string context_id() const;
 
   RowKind rows_of(int64_t layer) const {
     const LayerPolicy& policy = layers[static_cast<size_t>(layer)];

@@ -101,6 +101,19 @@ void check_fields(const IndexMetadata& m, JsonFields& in) {
 
 }  // namespace
 
+Result<std::vector<std::string>> context_ids_from_json(const JsonValue& json,
+                                                       const std::string& label) {
+  const char* expected = "an array of 16 hexadecimal digits each, at least one";
+  if (!json.is_array() || json.size() == 0) return unexpected(json, label, expected);
+  std::vector<std::string> out;
+  for (const JsonValue& entry : json.items()) {
+    if (!entry.is_string() || !is_hash(std::string(entry.string())))
+      return unexpected(entry, label, expected);
+    out.emplace_back(entry.string());
+  }
+  return out;
+}
+
 JsonText to_json(const LayerBudgets& budgets) {
   return {{"allocation", budgets.allocation},
           {"context", budgets.context},
@@ -129,6 +142,13 @@ LayerBudgets read_budgets(JsonFields& in, int64_t layers) {
                    concat(layers * out.uniform_budget, ", uniform_budget of every layer"));
   }
   return out;
+}
+
+std::string IndexMetadata::context_id() const {
+  if (after.empty()) return tokens_hash;
+  std::string text = tokens_hash;
+  for (const std::string& id : after) text += "," + id;
+  return hex(xxh3_64(std::as_bytes(std::span(text))));
 }
 
 const char* partition_name(Partition partition) {
@@ -208,6 +228,7 @@ Result<IndexMetadata> read_metadata(JsonFields in) {
       in.complain(key, "an object");
     }
   }
+  if (in.has("after")) in.parse("after", m.after, context_ids_from_json);
   if (in.has("layer_budgets")) {
     JsonFields budgets = in.object("layer_budgets");
     m.layer_budgets = read_budgets(budgets, m.model.layers);

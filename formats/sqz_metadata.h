@@ -17,6 +17,10 @@ JsonText to_json(const LayerBudgets& budgets);
 // Reads the budgets of a model with `layers` layers.
 LayerBudgets read_budgets(JsonFields& in, int64_t layers);
 
+// IndexMetadata::after: at least one.
+Result<std::vector<std::string>> context_ids_from_json(const JsonValue& json,
+                                                       const std::string& label);
+
 // Reads the metadata of an index, checks ranges, and that the fields fit each other.
 Result<IndexMetadata> read_metadata(JsonFields in);
 

@@ -63,6 +63,7 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
   }
   if (m.layer_budgets) out["layer_budgets"] = to_json(*m.layer_budgets).str();
   if (!m.chat.is_null()) out["chat"] = m.chat.str();
+  if (!m.after.empty()) out["after"] = JsonText(m.after).str();
   return out;
 }
 

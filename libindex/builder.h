@@ -39,8 +39,9 @@ struct BuildOptions {
   int threads = 0;             // 0: all cores. The file does not depend on it.
   DType dtype = DType::kBF16;  // of stored keys, values, centroids: BF16 or F16
   Partition partition = Partition::kKmeans;
-  int64_t page_size = 16;      // tokens of a page, for kPages
-  bool heavy_hitters = false;  // stores the order that the selector `h2o` needs
+  int64_t page_size = 16;          // tokens of a page, for kPages
+  std::vector<std::string> after;  // IndexMetadata::after
+  bool heavy_hitters = false;      // stores the order that the selector `h2o` needs
   // The classifier of the same model, for kBuckets; its dense layers are stored dense. Borrowed
   // until finish().
   const QmodelFile* qmodel = nullptr;

@@ -66,6 +66,8 @@ Result<JsonMembers> describe_index(const SqzFile& file) {
       {"pages", shape.pages},
       {"heavy_hitters", metadata.heavy_hitters},
       {"chat", metadata.chat},
+      {"context_id", metadata.context_id()},
+      {"after", metadata.after},
       {"layer_budgets", metadata.layer_budgets ? to_json(*metadata.layer_budgets) : JsonText()},
       {"pruned", pruned_json(metadata)},
       {"levels", metadata.levels},

@@ -179,6 +179,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   metadata.heavy_hitters = options.heavy_hitters && any_sparse;
   metadata.layer_budgets = options.layer_budgets;
   metadata.chat = options.chat;
+  metadata.after = options.after;
   if (options.partition == Partition::kPages) {
     metadata.page_size = options.page_size;
     metadata.has_value_means = false;

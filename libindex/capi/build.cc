@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "formats/sqz_metadata.h"
 #include "libindex/builder.h"
 #include "libindex/capi/json.h"
 #include "libindex/describe.h"
@@ -36,11 +37,14 @@ struct Request {
 };
 
 Result<Request> read_request(const char* text) {
-  SQZ_ASSIGN_OR_RETURN(
-      Options in, Options::parse(text, {"sink", "tail", "partition", "page_size", "levels",
-                                        "level_fractions", "coarse_keep", "iterations", "rows",
-                                        "key_codes", "layers16", "seed", "threads", "engine", "gpu",
-                                        "tokenizer_hash", "chat", "replace", "dry_run"}));
+  SQZ_ASSIGN_OR_RETURN(Options in,
+                       Options::parse(text, {"sink",           "tail",       "partition",
+                                             "page_size",      "levels",     "level_fractions",
+                                             "coarse_keep",    "iterations", "rows",
+                                             "key_codes",      "layers16",   "seed",
+                                             "threads",        "engine",     "gpu",
+                                             "tokenizer_hash", "chat",       "replace",
+                                             "dry_run",        "after"}));
   Request out;
   BuildOptions& build = out.build;
   build.sink = in.integer("sink", 0, INT32_MAX, build.sink);
@@ -77,6 +81,7 @@ Result<Request> read_request(const char* text) {
     if (!chat->is_object()) in.complain("chat", "an object");
     build.chat = JsonText(*chat);
   }
+  if (in.has("after")) in.JsonFields::parse("after", build.after, sqz::context_ids_from_json);
   out.replace = in.boolean("replace", false);
   out.dry_run = in.boolean("dry_run", false);
   SQZ_RETURN_IF_ERROR(in.status());

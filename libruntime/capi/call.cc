@@ -78,10 +78,34 @@ Status CheckedCall::check_contexts(const sqz_attend_args& args) {
       n.context = context_of(n.end, c);
       if (n.context.slot != -1) {
         SQZ_RETURN_IF_ERROR(check_context(n.context, n.end * each_ + c));
+        SQZ_RETURN_IF_ERROR(check_in_front(n.end, c));
       }
       n = neighbours(n.end, c);
       if (n.session != nullptr) SQZ_RETURN_IF_ERROR(check_tokens(n));
     }
+  }
+  return {};
+}
+
+// What an index was made after stands in front of it, where it stood.
+Status CheckedCall::check_in_front(int64_t request, int64_t which) const {
+  const sqz_context context = context_of(request, which);
+  SQZ_ASSIGN_OR_RETURN(const ServingSession* const session, table_.at(context.slot, "contexts"));
+  const std::vector<std::string>& after = session->index().file->metadata().after;
+  int64_t begin = context.offset;
+  for (int64_t i = std::ssize(after); i-- > 0;) {
+    const int64_t place = which - std::ssize(after) + i;
+    const sqz_context front = place < 0 ? sqz_context{-1, 0, 0} : context_of(request, place);
+    if (front.slot != -1) {
+      SQZ_ASSIGN_OR_RETURN(const ServingSession* const there, table_.at(front.slot, "contexts"));
+      const IndexMetadata& metadata = there->index().file->metadata();
+      begin -= metadata.tokens;
+      if (metadata.context_id() == after[static_cast<size_t>(i)] && front.offset == begin) continue;
+    }
+    return {Code::kMismatch, concat("contexts[", request * each_ + which, "]: found ",
+                                    session->index().file->path(), " without the ", after.size(),
+                                    " contexts that stood in front when it was made, "
+                                    "expected them there, one behind the other")};
   }
   return {};
 }
@@ -97,16 +121,13 @@ Status CheckedCall::check_context(const sqz_context& context, int64_t number) co
     return invalid(concat(field, ".skip: found ", context.skip, ", expected 0 to ", most,
                           ", the sinks of the index"));
   }
-  if (context.offset < 0) {
-    return invalid(concat(field, ".offset: found ", context.offset, ", expected 0 or more"));
-  }
   if (!composes(metadata.model)) {
     return {Code::kUnsupported,
             concat(field,
                    ": found an offset or skipped tokens, expected none: the model has sliding "
                    "windows, or the index does not describe how it turns keys")};
   }
-  if (context.offset > 0 && table_.composition() == nullptr) {
+  if (context.offset != 0 && table_.composition() == nullptr) {
     return invalid(concat(field, ".offset: found ", context.offset,
                           ", expected 0: the session's max_contexts is 1"));
   }
@@ -233,7 +254,7 @@ Result<std::span<const HeadSelection>> CheckedCall::select() const {
     return invalid("contexts[0]: found none, expected the context to select from");
   }
   AttendCall call = part(n);
-  if (call.offset > 0) {
+  if (call.offset != 0) {
     SQZ_ASSIGN_OR_RETURN(call, table_.composition()->turned(call));
   }
   return n.session->select(call);

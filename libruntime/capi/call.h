@@ -30,6 +30,7 @@ class CheckedCall {
   Status check_tensors(const sqz_attend_args& args, bool outputs);
   Status check_contexts(const sqz_attend_args& args);
   Status check_context(const sqz_context& context, int64_t number) const;
+  Status check_in_front(int64_t request, int64_t which) const;
   Status check_tokens(const Neighbours& requests) const;
   sqz_context context_of(int64_t request, int64_t which) const;
   // Of the requests from `first` on; `which` of their contexts.

@@ -94,7 +94,7 @@ class SlotTable {
 
 struct sqz_index {
   std::shared_ptr<const sqz::SqzFile> file;
-  std::string fingerprint;
+  std::string fingerprint, context_id, after;
   std::mutex mutex;                                // guards the members below
   std::shared_ptr<const sqz::ServedIndex> served;  // made with the first session or upload
   std::map<int32_t, sqz::capi::OfThisProcess<sqz::capi::Uploaded>> uploaded;  // by device

@@ -31,6 +31,11 @@ sqz_status sqz_index_open(const char* path, sqz_open_mode mode, sqz_index** inde
     SQZ_ASSIGN_OR_RETURN(handle->file,
                          sqz::SqzFile::open(path, static_cast<sqz::OpenMode>(number)));
     handle->fingerprint = sqz::fingerprint(handle->file->metadata().model);
+    const sqz::IndexMetadata& metadata = handle->file->metadata();
+    handle->context_id = metadata.context_id();
+    for (const std::string& id : metadata.after) {
+      handle->after += (handle->after.empty() ? "" : ",") + id;
+    }
     *index = handle.release();
     return {};
   });
@@ -59,6 +64,8 @@ sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info) {
     out.partition = static_cast<int32_t>(m.partition);
     out.page_size = m.page_size;
     out.dtype_code = m.dtype == sqz::DType::kBF16 ? 4 : 2;
+    out.context_id = index->context_id.c_str();
+    out.after = index->after.c_str();
     out.composes = sqz::capi::composes(m.model) ? 1 : 0;
     out.dtype_bits = 16;
     out.producer = m.producer.c_str();

@@ -44,7 +44,7 @@ def _build(options: argparse.Namespace) -> dict[str, Any]:
     names = ("levels", "rows", "key_codes", "max_tokens", "sink", "tail", "partition", "page_size", "level_fractions",
              "coarse_keep", "iterations", "layers16", "seed", "threads", "engine")
     built: sqz.Built = sqz.build(model, tokenizer, options.texts, options.output, overwrite=options.force, chat=chat,
-                                 progress=False if options.quiet else None, **{name: getattr(options, name) for name in names})
+                                 after=options.after, progress=False if options.quiet else None, **{name: getattr(options, name) for name in names})
     return dict(vars(built))
 
 
@@ -122,6 +122,8 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("-o", "--output", required=True, help="the index to write")
     build.add_argument("--chat", metavar="F.json", help="put the texts into a turn of a chat: the texts around its turns, "
                        "or auto, those of the model's template")
+    build.add_argument("--after", type=lambda text: text.split(","), default=(), metavar="A.sqz[,B.sqz]",
+                       help="the texts continue these contexts, which are not computed again")
     build.add_argument("--max-tokens", type=int, help="use the first N tokens only")
     build.add_argument("--sink", type=int, help="first tokens that are always attended (16)")
     build.add_argument("--tail", type=int, help="last tokens that are always attended; they calibrate (100)")

@@ -50,7 +50,7 @@ class IndexInfo(Struct):
         "int64 tokens sink tail layers query_heads kv_heads head_dim levels", "double attention_scale",
         "uint64 file_bytes", "int32 partition dtype_code",
         "text producer architecture model_fingerprint tokenizer_hash tokens_hash", "int64 page_size",
-        "int32 dtype_bits composes")
+        "int32 dtype_bits composes", "text context_id after")
 
 
 class UploadOptions(Struct):

@@ -1,10 +1,10 @@
 """sqz.build() and sqz.calibrate(): from texts and a model of transformers to an index."""
 
+import contextlib
 import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,8 @@ class Built(os.PathLike[str]):
 
 def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output: Path, *, levels: int | None = None,
           rows: str | None = None, key_codes: int | None = None, chat: bool | dict[str, Any] = False,
-          max_tokens: int | None = None, overwrite: bool = False, progress: Progress = None, **options: Any) -> Built:
+          max_tokens: int | None = None, after: Sequence[Path] = (), overwrite: bool = False, progress: Progress = None,
+          **options: Any) -> Built:
     """Builds the index of a fixed context: runs the model once over it, on its own device.
 
         sqz.build(model, tokenizer, ["manual.md", "faq/"], "manual.sqz")
@@ -39,6 +40,8 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     tokens in front. Or token ids, a tensor, array or list; then tokenizer may be None.
     chat: the texts stand in a turn of the tokenizer's chat template (True), or of sqz.chat.chat_format()'s result;
     the index keeps the texts around the turns.
+    after: indexes of the same model that the texts continue, one behind the other. Their tokens are not computed again:
+    the pass attends to all of their keys. The new index serves behind these alone, as if all were one text.
     output: the index to write. It appears when it is whole: nothing is there after an error or Ctrl-C.
     levels (2) of the tree of clusters; rows "bf16", "f16" or "q8"; key_codes 0, 1 or 2 bits; max_tokens: the first ones
     alone; options: sink, tail, partition, page_size, level_fractions, coarse_keep, iterations, layers16,
@@ -49,10 +52,12 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     """
     import torch
 
+    import sqz
     from sqz._builder import Build
+    from sqz.transformers import FixedContext
     from sqz.transformers.adapter import decoder_of
     from sqz.transformers.fingerprint import describe
-    from sqz.transformers.record import context_tokens, record
+    from sqz.transformers.record import context_tokens, record, sdpa_attention_forward
 
     path = os.fspath(output)
     decoder_of(model)  # a model that cannot be served is refused before anything is read
@@ -63,13 +68,19 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     elif chat and (missing := {"before", "between", "after"} - chat.keys()):
         raise ValueError(f"chat: found no {sorted(missing)[0]}, expected before, between and after, the texts around "
                          "the turns: python -m sqz.chat writes them")
-    ids, digest = _context(model, tokenizer, texts, max_tokens, chat or None)
+    ids, digest = _context(model, tokenizer, texts, max_tokens, chat or None, not after)
     tokens = context_tokens(ids, description)
     device = model.device
     gpu = (device.index or 0) if device.type == "cuda" else 0
-    with (_shown("build", progress) as show,
-          Build(path, description, tokens, levels=levels, rows=rows, key_codes=key_codes, tokenizer_hash=digest,
-                chat=chat or None, gpu=gpu, replace=overwrite, **options) as made):
+    with contextlib.ExitStack() as stack:
+        show, attention = stack.enter_context(_shown("build", progress)), sdpa_attention_forward
+        front = [stack.enter_context(sqz.Index(one)) for one in after]
+        made = stack.enter_context(Build(
+            path, description, tokens, levels=levels, rows=rows, key_codes=key_codes, tokenizer_hash=digest,
+            chat=chat or None, gpu=gpu, replace=overwrite, after=[one.info.context_id for one in front] or None, **options))
+        if front:  # RoPE is about differences: the new tokens begin with 0, and what is in front stands before that
+            behind = FixedContext(model, front, tokenizer=tokenizer, selector="dense", _from_zero=True)
+            attention = stack.enter_context(behind)._attend
         stays = made.plan["takes_gpu"]
 
         def take(layer: int, keys: torch.Tensor, values: torch.Tensor, queries: torch.Tensor) -> None:
@@ -84,7 +95,7 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
                            lambda done: show((layer + done) / description["layers"]))
 
         try:
-            record(model, description, tokens, made.plan["tail"], take)
+            record(model, description, tokens, made.plan["tail"], take, attention)
         except RuntimeError as error:
             if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
                 raise
@@ -147,7 +158,7 @@ def calibrate(index: Path, model: Any, tokenizer: Any, prompts: Sequence[str], *
                                     replace=overwrite or target == path)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _shown(label: str, progress: Progress) -> Any:
     """A function that shows how far the work is, 0 to 1: on stderr, as the caller asked."""
     if callable(progress):
@@ -164,8 +175,8 @@ def _shown(label: str, progress: Progress) -> Any:
 
 
 def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None,
-             chat: dict[str, Any] | None) -> tuple[Any, str]:
-    """Token ids, and the hash of the tokenizer that made them ("" if they were given)."""
+             chat: dict[str, Any] | None, begins: bool) -> tuple[Any, str]:
+    """Token ids, and the hash of the tokenizer that made them ("" if they were given). begins: nothing is in front."""
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens: found {max_tokens}, expected 1 or more")
     texts = [texts] if isinstance(texts, (str, os.PathLike)) else texts
@@ -194,7 +205,7 @@ def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None,
         return tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"][:max_tokens], digest
     encoded: list[int] = []
     for text in parts:
-        encoded += tokenizer(text, add_special_tokens=not encoded, verbose=False)["input_ids"]
+        encoded += tokenizer(text, add_special_tokens=begins and not encoded, verbose=False)["input_ids"]
         if max_tokens is not None and len(encoded) >= max_tokens:
             break
     return encoded[:max_tokens], digest

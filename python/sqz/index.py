@@ -39,6 +39,8 @@ class IndexInfo:
     tokenizer_hash: str  # "" if the index was built from token ids
     tokens_hash: str  # XXH3-64 of the token ids as little-endian int32, hexadecimal
     composes: bool  # it can stand behind another context
+    context_id: str  # hexadecimal; equal for equal keys: of tokens, and `after`
+    after: tuple[str, ...]  # context_id of each context that stood in front when the keys were made: it serves behind these
 
 
 class Index(Handle):
@@ -60,7 +62,8 @@ class Index(Handle):
         values: dict[str, Any] = {field.name: getattr(raw, field.name, None) for field in fields(IndexInfo)}
         values = {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
         values |= {"path": os.fsdecode(path), "partition": _PARTITIONS[raw.partition],
-                   "dtype": "bfloat16" if raw.dtype_code == 4 else "float16", "composes": bool(raw.composes)}
+                   "dtype": "bfloat16" if raw.dtype_code == 4 else "float16", "composes": bool(raw.composes),
+                   "after": tuple(filter(None, raw.after.decode().split(",")))}
         self.info = IndexInfo(**values)
         self._file = os.path.abspath(self.info.path)  # wherever the process goes
         self._uploaded: dict[int, int] = {}  # KV heads by GPU

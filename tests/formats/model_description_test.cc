@@ -22,7 +22,8 @@ ModelDescription example() {
                 .beta_fast = 31.0,
                 .beta_slow = 0.1,  // not exact in binary: the text must bring it back
                 .attention_factor = 1.1386294361119891,
-                .truncate = false};
+                .truncate = false,
+                .rotary_dim = 6};
   model.sliding_window = {0, 512, 0};
   return model;
 }

@@ -216,7 +216,6 @@ TEST_F(Engine, ContextsOneBehindTheOther) {
   };
   refused(session.handle(), {0, 17, 0}, SQZ_INVALID_ARGUMENT);  // 16 sinks
   refused(session.handle(), {0, -1, 0}, SQZ_INVALID_ARGUMENT);
-  refused(session.handle(), {0, 0, -1}, SQZ_INVALID_ARGUMENT);
   refused(runtime::Session(plain, testing::held_budget(0.2)).handle(), {0, 0, 5},
           SQZ_INVALID_ARGUMENT);                                                // no max_contexts
   refused(runtime::Session(index, held).handle(), {0, 0, 5}, SQZ_UNSUPPORTED);  // windows

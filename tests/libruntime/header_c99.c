@@ -12,7 +12,7 @@ EXPECT_SIZE(sqz_attend_args, 96);
 EXPECT_SIZE(sqz_context, 16);
 EXPECT_SIZE(sqz_upload_options, 32);
 EXPECT_SIZE(sqz_stats, 96);
-EXPECT_SIZE(sqz_index_info, 152);
+EXPECT_SIZE(sqz_index_info, 168);
 
 int sqz_header_is_c99(void) {
   sqz_session_options options = {0};

@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from transformers_support import BOOK, NANO, build, load, tool, torch, transformers
+from transformers_support import BOOK, NANO, answers, build, load, tool, torch, transformers, whole_answers
 
 import sqz
 import sqz.transformers
@@ -174,3 +174,23 @@ def test_mistakes(model, ids, tmp_path):
         sqz.build(model, None, ids, tmp_path / "b.sqz")
     sqz.build(model, None, ids, tmp_path / "b.sqz", overwrite=True, max_tokens=300)
     assert sqz.Index(tmp_path / "b.sqz").info.tokens == 300
+
+
+def test_a_context_grows(tmp_path):
+    """Built after others, without computing these again: read densely, all are one text, and refused in other places."""
+    nano, tokenizer = load(NANO), transformers.AutoTokenizer.from_pretrained(NANO)
+    ids = tokenizer(BOOK.read_text(encoding="utf-8")[:9000], return_tensors="pt").input_ids[:, :1500]
+    parts, indexes = [ids[:, :700], ids[:, 700:1100], ids[:, 1100:]], []
+    for number, part in enumerate(parts):
+        sqz.build(nano, None, part, tmp_path / f"{number}.sqz", rows="f16", after=indexes)
+        indexes.append(tmp_path / f"{number}.sqz")
+    assert sqz.Index(indexes[2]).info.after == tuple(sqz.Index(path).info.context_id for path in indexes[:2])
+    questions = [tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+                 for text in ("\nJonathan went to", "\nThe Count said that he", "\nThe driver")]
+    with sqz.transformers.FixedContext(nano, indexes, selector="dense") as fixed:
+        grown = [answers(nano, question)[0] for question in questions]
+        for wrong in ([0, 2], [1, 0, 2], [2], [0, 2, 1]):
+            fixed.contexts = [wrong]
+            with pytest.raises(sqz.Error, match="without the . contexts that stood in front when it was made"):
+                answers(nano, questions[0])
+    assert grown == [whole_answers(nano, ids, question)[0] for question in questions]

@@ -1,5 +1,6 @@
 """What of sqz.vllm needs no vLLM: its options, what it refuses, and attention over vLLM's blocks and the context."""
 
+import dataclasses
 import functools
 import math
 import os
@@ -162,6 +163,19 @@ def test_documents_of_a_request_follow_each_other(folder):
     assert both.contexts == ((0, 0, 0), (1, 132, 1)) and both.tokens == 264
     assert turned.contexts == ((1, 0, 0), (0, 132, 1))
     assert len({both.salt, engine.acquire("a").salt}) == 2
+
+
+def test_what_was_made_after_others_follows_them(folder):
+    engine = Engine(folder)
+    engine.leases.release(engine.acquire("a", "b", "sub/c"))
+    first, second, third = engine.leases.resident.values()
+    second.info = dataclasses.replace(second.info, after=(first.info.context_id,))
+    third.info = dataclasses.replace(third.info, context_id="another")
+    assert engine.acquire("a", "b").contexts == ((0, 0, 0), (1, 132, 0))
+    assert engine.acquire("sub/c", "a", "b").contexts == ((2, 0, 0), (0, 132, 1), (1, 264, 0))
+    for names in (["b"], ["sub/c", "b"], ["a", "sub/c", "b"]):
+        with pytest.raises(ValueError, match="b.sqz: found it without the 1 contexts that stood in front"):
+            engine.acquire(*names)
 
 
 def test_what_cannot_be_leased_leaves_nothing(folder):

@@ -108,9 +108,13 @@ if __name__ == "__main__":
 def test_contexts_are_never_mixed(tmp_path):
     """Many contexts, each with its own fact: every answer is that of its own context alone, whatever was evicted."""
     tokenizer, model = transformers.AutoTokenizer.from_pretrained(NANO), load(NANO)
-    question = tokenizer.encode("\nWhat is the special magic number for lantern mentioned in the provided text? The "
+    # Two blocks of vLLM's cache, which are equal for all contexts but for their salt.
+    question = tokenizer.encode("\nIt was late when we came there, and nobody said a word of what he had seen on the way, "
+                                "so that we sat down and looked at the papers which had been left for us on the table, and "
+                                "read them by the light of a candle.\nWhat is the special magic number for lantern mentioned in the provided text? The "
                                 "special magic number for lantern mentioned in the provided text is",
                                 add_special_tokens=False)
+    assert len(question) > 70
     text, alone, bytes_each = BOOK.read_text(encoding="utf-8"), {}, 0
     for number in range(24):
         ids = tokenizer.encode(f"{text[number * 900:number * 900 + 400]}\nOne of the special magic numbers for lantern is: "

@@ -164,7 +164,10 @@ typedef struct sqz_index_info {
   const char* tokens_hash;       /* XXH3-64 of the token ids as little-endian int32, hexadecimal */
   int64_t page_size;             /* tokens of a page; 0 = no pages */
   int32_t dtype_bits;            /* 16 */
-  int32_t composes; /* 1: it can stand behind another context, see sqz_context.offset */
+  int32_t composes;       /* 1: it can stand behind another context, see sqz_context.offset */
+  const char* context_id; /* hexadecimal; equal for equal keys: of the tokens, and `after` */
+  const char* after; /* context_id of each context that stood in front when the keys were made, with
+                        commas between; "" if none did. It serves behind these alone */
 } sqz_index_info;
 
 SQZ_API sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info);
@@ -295,9 +298,10 @@ typedef struct sqz_context {
   int32_t slot;   /* an empty one is SQZ_INVALID_ARGUMENT; -1 = no context */
   int32_t skip;   /* first tokens that are left out, at most the index's `sink`: 4 for all but the
                      first document of a request, whose sinks serve all */
-  int64_t offset; /* position of the context's first token, 0 or more. Above 0, max_contexts must be
-                     above 1, the index must say how the model turns its keys, and the model must
-                     not have sliding windows (SQZ_UNSUPPORTED) */
+  int64_t offset; /* position of the context's first token; below 0 if the queries' positions begin
+                     with 0 behind it. Unless it is 0, max_contexts must be above 1, the index must
+                     say how the model turns its keys, and the model must not have sliding windows
+                     (SQZ_UNSUPPORTED) */
 } sqz_context;
 
 typedef struct sqz_attend_args {

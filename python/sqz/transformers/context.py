@@ -1,5 +1,6 @@
 """FixedContext: a model of transformers answers as if the context of an index stood in front."""
 
+import dataclasses
 import inspect
 import math
 import os
@@ -38,6 +39,8 @@ class FixedContext:
     tokenizer: if given and the index knows the hash of its own, both must be equal.
     session: what sqz.Session takes: budget, keep, selector, rule, ... `device` is the model's.
 
+    An index that was made `after` others follows them in each row, directly, or is refused.
+
     Raises sqz.Error for an index that cannot be read or a session that cannot be had, and TypeError or ValueError for
     a model or tokenizer that does not fit; the model is then as before. So it is after close().
     A context serves one generate() at a time; others wait. close() while another thread generates makes that
@@ -46,12 +49,13 @@ class FixedContext:
 
     def __init__(self, model: PreTrainedModel,
                  index: str | os.PathLike[str] | sqz.Index | Sequence[str | os.PathLike[str] | sqz.Index], *,
-                 contexts: Sequence[Sequence[int]] | None = None, tokenizer: Any = None, **session: Any) -> None:
+                 contexts: Sequence[Sequence[int]] | None = None, tokenizer: Any = None, _from_zero: bool = False,
+                 **session: Any) -> None:
         self._model, self._tokenizer, self._options = model, tokenizer, session
         self._given = list(index) if isinstance(index, Sequence) and not isinstance(index, str) else [index]
         if not self._given:
             raise ValueError("index: found no index, expected at least one")
-        self.contexts = contexts
+        self.contexts, self._from_zero = contexts, _from_zero  # positions that follow begin with 0
         self._lock = threading.RLock()
         self._generating: int | None = None  # the thread that does
         self._running: int | None = None  # the thread in a forward pass, which holds the lock
@@ -141,14 +145,15 @@ class FixedContext:
                 except sqz.Error as error:
                     if "is already" not in str(error):
                         raise
-        session = sqz.Session(indexes[0], **{"max_contexts": min(len(indexes), 8), **self._options, "device": str(device)})
+        several = min(max(len(indexes), 1 + self._from_zero), 8)
+        session = sqz.Session(indexes[0], **{"max_contexts": several, **self._options, "device": str(device)})
         for slot, index in enumerate(indexes[1:], 1):
             session.put(slot, index)
         return session
 
     def _rows(self, batch: int) -> list[list[sqz.Context]] | None:
         """The contexts of each row of a batch; None: all have the only index."""
-        if self.contexts is None and len(self._given) == 1:
+        if self.contexts is None and len(self._given) == 1 and not self._from_zero:
             return None
         given = [range(len(self._given))] if self.contexts is None else self.contexts
         if len(given) == 0 or batch % len(given) != 0:
@@ -160,12 +165,15 @@ class FixedContext:
                 if not 0 <= number < len(self._infos):
                     raise ValueError(f"contexts: found document {number}, expected 0 to {len(self._infos) - 1}")
                 info = self._infos[number]
-                row.append(sqz.Context(number, tokens, min(SINKS, info.sink) if row else 0))
+                row.append(sqz.Context(number, tokens, min(SINKS, info.sink) if row and not info.after else 0))
                 tokens += info.tokens
+            if self._from_zero:
+                row = [dataclasses.replace(one, offset=one.offset - tokens) for one in row]
             rows += [row] * (batch // len(given))  # a row and its beams follow each other
         return rows
 
     def _length_of(self, row: list[sqz.Context]) -> int:
+        """Where what follows begins."""
         return row[-1].offset + self._infos[row[-1].slot].tokens if row else 0
 
     def _install(self, stack: ExitStack) -> None:
@@ -211,8 +219,8 @@ class FixedContext:
             raise RuntimeError("the FixedContext was closed while the model was generating")
 
     def _check_length(self, own: int) -> None:
-        rows = None if self.contexts is None and len(self._given) == 1 else self._rows(len(self.contexts or [0]))
-        context = self._info.tokens if rows is None else max(map(self._length_of, rows))
+        given = [range(len(self._infos))] if self.contexts is None else self.contexts
+        context = max(sum(self._infos[number].tokens for number in documents) for documents in given)
         most = self._described["max_positions"]
         if 0 < most < context + own:
             raise ValueError(f"{context} tokens of context and {own} that follow are {context + own}, but the model "

@@ -176,14 +176,19 @@ class Leases:
             return index.info, identity(index)
 
     def _lease(self, files: Sequence[File]) -> Lease:
-        contexts, tokens, salt = [], 0, []
+        contexts, tokens, salt, infos = [], 0, [], list[sqz.IndexInfo]()
         for place, file in enumerate(files):
             one = self.resident[file]
             assert one.info is not None
             if place and not one.info.composes:
                 raise ValueError(f"sqz_context: {os.path.basename(file.path)}: found it behind another context, expected "
                                  "it alone: the model has sliding windows, or its rotary embedding is not described")
-            contexts.append((one.slot, tokens, min(SINKS, one.info.sink) if place else 0))
-            salt.append(f"{one.info.tokens_hash}@{tokens}")
+            after, front = one.info.after, [info.context_id for info in infos]
+            if after and tuple(front[-len(after):]) != after:
+                raise ValueError(f"sqz_context: {os.path.basename(file.path)}: found it without the {len(after)} contexts "
+                                 "that stood in front when it was made, expected them there, one behind the other")
+            contexts.append((one.slot, tokens, min(SINKS, one.info.sink) if place and not after else 0))
+            salt.append(f"{one.info.context_id}@{tokens}")
+            infos.append(one.info)
             tokens += one.info.tokens
         return Lease(tuple(files), tuple(contexts), tokens, "sqz:" + "+".join(salt))
