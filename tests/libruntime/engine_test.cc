@@ -3,8 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "tests/libruntime/c_index.h"
 
@@ -139,6 +141,40 @@ TEST_F(Engine, SlotsAreFilledAndEmptied) {
   session.attend(call.args);
   EXPECT_EQ(call.out, std::vector<float>(call.out.size(), 0.0f));
   EXPECT_EQ(call.lse, std::vector<float>(call.lse.size(), -INFINITY));
+}
+
+// Calls wait for each other, and those that fill and empty slots with them.
+TEST_F(Engine, SlotsChangeWhileOthersAreServed) {
+  ASSERT_NO_FATAL_FAILURE(write_other(testing::c_index_options()));
+  const runtime::Index index(path()), other(other_path());
+  runtime::Session session(index, testing::held_budget(0.2));
+  Call expected(2), of_other(2);
+  session.attend(expected.args);
+  runtime::Session(other, testing::held_budget(0.2)).attend(of_other.args);
+  std::atomic<bool> stop = false;
+  std::atomic<int> served = 0;
+  std::vector<std::thread> threads;
+  for (const int32_t slot : {0, 0, 1}) {
+    threads.emplace_back([&, slot] {
+      const sqz_context context = {slot, 0, 0};
+      while (!stop) {
+        Call call(2);
+        call.args.contexts = &context;
+        const sqz_status status = sqz_attend(session.handle(), &call.args);
+        if (slot == 1 && status == SQZ_INVALID_ARGUMENT) continue;  // it is empty
+        EXPECT_EQ(status, SQZ_OK) << sqz_last_error();
+        EXPECT_EQ(call.out, (slot == 0 ? expected : of_other).out);
+        ++served;
+      }
+    });
+  }
+  for (int i = 0; i < 6 || served < 10; ++i) {
+    session.put(1, other);
+    std::this_thread::yield();
+    session.empty(1);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_F(Engine, IndexesOfOneSessionAreOfOneModel) {
