@@ -5,7 +5,7 @@
     examples/lm_eval/fixed_context.py --model MODEL --tasks mmlu --num_fewshot 64 --budget 0.125
 
 For multiple choice and other tasks scored by log-likelihood whose sampler is `first_n`, so that all questions of a task
-begin with the same examples. Needs: pip install '.[transformers]' lm_eval
+begin with the same examples. Needs: pip install '.[transformers]' 'lm_eval[hf]'
 """
 
 import argparse
@@ -13,6 +13,7 @@ import os
 import pathlib
 import tempfile
 
+import torch
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
@@ -49,11 +50,12 @@ def main():
     parser.add_argument("--limit", type=int, help="questions of a task")
     parser.add_argument("--budget", type=float, default=0.125, help="share of the context's bytes to read")
     args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     for task in args.tasks:
         plain = None
         for name, session in (("lm_eval alone", None), ("index, dense", {"selector": "dense"}),
                               (f"index, budget {args.budget}", {"budget": args.budget})):
-            options = {"dtype": "float32", "batch_size": 1}
+            options = {"device": device, "dtype": "float32" if device == "cpu" else "bfloat16", "batch_size": 1}
             lm = HFLM(args.model, **options) if session is None else FixedContextLM(args.model, session, **options)
             found = simple_evaluate(lm, tasks=[task], num_fewshot=args.num_fewshot, limit=args.limit,
                                     bootstrap_iters=0, task_manager=TaskManager(include_path=str(FOLDER)))
