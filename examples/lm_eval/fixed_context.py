@@ -58,7 +58,7 @@ def main():
             options = {"device": device, "dtype": "float32" if device == "cpu" else "bfloat16", "batch_size": 1}
             lm = HFLM(args.model, **options) if session is None else FixedContextLM(args.model, session, **options)
             found = simple_evaluate(lm, tasks=[task], num_fewshot=args.num_fewshot, limit=args.limit,
-                                    bootstrap_iters=0, task_manager=TaskManager(include_path=str(FOLDER)))
+                                    task_manager=TaskManager(include_path=str(FOLDER)))
             samples = sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
             chosen = [max(range(len(s["filtered_resps"])), key=lambda i: s["filtered_resps"][i][0]) for s in samples]
             plain = plain or chosen
