@@ -60,6 +60,8 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     from sqz.transformers.record import context_tokens, record, sdpa_attention_forward
 
     path = os.fspath(output)
+    if not overwrite and os.path.exists(path):
+        raise FileExistsError(f"{path} exists: pass overwrite=True to replace it")
     decoder_of(model)  # a model that cannot be served is refused before anything is read
     description = describe(model)
     if chat is True:

@@ -197,6 +197,8 @@ def test_more_tokens_than_positions(model, index):
         sentence = "300 tokens of context and 61 that follow are 361, but the model has 360"
         with pytest.raises(ValueError, match=sentence):
             answers(model, QUESTION, max_new_tokens=52)
+        with pytest.raises(ValueError, match=sentence):
+            model.generate(QUESTION, max_length=QUESTION.shape[1] + 52)
         assert context.stats().selections == 0  # at once
         with torch.no_grad(), pytest.raises(ValueError, match=sentence):
             model(torch.arange(61)[None])
@@ -251,7 +253,8 @@ def test_captures(model, folder, tmp_path):
     refuse(ValueError, "found 3 to 320, expected 0 to 319", [3, 320])
     refuse(ValueError, r"found shape \[2, 5\] of int64", torch.ones(2, 5, dtype=torch.long))
     refuse(ValueError, "found 361 tokens, expected at most 360", [3] * 361)
-    refuse(ValueError, "queries: found 100, expected 1 to 50", [3] * 50)
+    refuse(ValueError, "queries: found 51, expected 1 to 50", [3] * 50, queries=51)
+    refuse(ValueError, "found text, expected token ids", "some words")
     refuse(OSError, "nowhere", [3] * 200, tmp_path / "nowhere/c.h5")
     captured = sqz.transformers.capture(model, transformers.BatchEncoding({"input_ids": [3] * 200}), tmp_path / "c.h5")
     assert captured == sqz.transformers.Captured(

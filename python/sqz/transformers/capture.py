@@ -31,7 +31,7 @@ class Captured:
 
 
 def capture(model: PreTrainedModel, input_ids: Any, path: str | os.PathLike[str], *, tokenizer: Any = None,
-            queries: int = 100, overwrite: bool = False) -> Captured:
+            queries: int | None = None, overwrite: bool = False) -> Captured:
     """Runs the model once over a fixed context and writes what sqz-index builds an index of (docs/capture.md).
 
     On a terminal a bar shows how many layers are done.
@@ -40,7 +40,8 @@ def capture(model: PreTrainedModel, input_ids: Any, path: str | os.PathLike[str]
     what a tokenizer returns.
     path: the HDF5 file to write, in the model's dtype; it appears when it is whole.
     tokenizer: what made the ids; its hash goes into the file, and FixedContext compares it.
-    queries: how many of the last tokens' queries are stored; sqz-index build wants as many as its --tail.
+    queries: how many of the last tokens' queries are stored (100, or all of a shorter context); sqz-index build wants
+    as many as its --tail.
 
     FileExistsError: the file is there, and `overwrite` is not set. OSError: it cannot be written. TypeError,
     ValueError: the model cannot be served from an index, or the ids are no context of it; the sentence says why. Then
@@ -55,6 +56,7 @@ def capture(model: PreTrainedModel, input_ids: Any, path: str | os.PathLike[str]
     description = describe(model)
     tokens = context_tokens(getattr(input_ids, "input_ids", input_ids), description)
     count, layers = len(tokens), description["layers"]
+    queries = min(100, count) if queries is None else queries
     if not 1 <= queries <= count:
         raise ValueError(f"queries: found {queries}, expected 1 to {count}, the tokens of the context")
 

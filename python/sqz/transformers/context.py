@@ -207,12 +207,14 @@ class FixedContext:
             finally:
                 self._generating = None
 
-    def _check_request(self, first: Any, max_new_tokens: Any = None, **given: Any) -> None:
+    def _check_request(self, first: Any, max_new_tokens: Any = None, max_length: Any = None, **given: Any) -> None:
         """Refuses at once what would run out of positions at its end."""
         prompts = (first, *(given.get(name) for name in ("inputs", "input_ids", "inputs_embeds")))
         prompt = next((one for one in prompts if isinstance(one, torch.Tensor)), None)
-        if isinstance(max_new_tokens, int) and prompt is not None:
-            self._check_length(prompt.shape[1] + max_new_tokens - 1)  # the last token is not attended to
+        if prompt is not None and isinstance(max_new_tokens, int):
+            max_length = prompt.shape[1] + max_new_tokens
+        if prompt is not None and isinstance(max_length, int):
+            self._check_length(max_length - 1)  # the last token is not attended to
 
     def _check_open(self) -> None:
         if not self._open:

@@ -42,6 +42,8 @@ def record(model: PreTrainedModel, description: dict[str, Any], tokens: np.ndarr
 
 def context_tokens(input_ids: Any, model: dict[str, Any]) -> np.ndarray:
     """[tokens] int32 of a tensor, an array or a list; ValueError if they are no context of the model."""
+    if isinstance(input_ids, str):
+        raise ValueError("input_ids: found text, expected token ids: tokenizer(text, return_tensors=\"pt\").input_ids")
     ids = input_ids.cpu().numpy() if isinstance(input_ids, torch.Tensor) else np.asarray(input_ids)
     if ids.ndim == 2 and ids.shape[0] == 1:
         ids = ids[0]
