@@ -46,8 +46,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(FOLDER.parent / "models/nano"), help="what HFLM takes as pretrained")
     parser.add_argument("--tasks", nargs="+", default=["facts"])
-    parser.add_argument("--num_fewshot", type=int, default=100)
-    parser.add_argument("--limit", type=int, help="questions of a task")
+    parser.add_argument("--num_fewshot", type=int, default=130)
+    parser.add_argument("--limit", type=int, default=20, help="questions of a task")
     parser.add_argument("--budget", type=float, default=0.125, help="share of the context's bytes to read")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"

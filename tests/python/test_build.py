@@ -170,7 +170,7 @@ def test_mistakes(model, ids, tmp_path):
     other = transformers.AutoTokenizer.from_pretrained(nano_copy)
     refused(ValueError, "tokenizer: found that of .*copy, expected that of .*nano", [BOOK], other, use=load(NANO))
     sqz.build(model, None, ids, tmp_path / "b.sqz")
-    with pytest.raises(sqz.Error, match="b.sqz"):
+    with pytest.raises(FileExistsError, match="b.sqz exists: pass overwrite=True"):
         sqz.build(model, None, ids, tmp_path / "b.sqz")
     sqz.build(model, None, ids, tmp_path / "b.sqz", overwrite=True, max_tokens=300)
     assert sqz.Index(tmp_path / "b.sqz").info.tokens == 300

@@ -18,7 +18,7 @@ def test_readme(tmp_path):
     (block,) = blocks("README.md")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "book.txt").write_bytes(subprocess.check_output([ROOT / "examples/texts/plant", "30000"]))
-    ran = python(f"import os; os.chdir({str(tmp_path)!r})\n" + block)
+    ran = python(f"import os; os.chdir({str(tmp_path)!r})\n" + block, OMP_NUM_THREADS="1")
     answer, read = ran.stdout.split()[0], float(ran.stdout.split()[-1])
     assert ran.returncode == 0 and answer.startswith("9350264"), ran.stdout + ran.stderr
     assert read < 0.2

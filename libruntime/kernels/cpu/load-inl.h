@@ -21,8 +21,12 @@ using VF = hn::Vec<F>;
 inline constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(F()));
 inline constexpr int64_t kChunk = 2 * kLanes;  // dimensions that one Pair covers
 
-// Two vectors: kChunk consecutive numbers in packed order.
+// Two vectors: kChunk consecutive numbers in packed order. GCC for Arm does not compile the
+// constructors that it would make by itself for the instruction set of the vectors.
 struct Pair {
+  Pair() {}
+  Pair(VF first, VF second) : a(first), b(second) {}
+
   VF a, b;
 };
 
