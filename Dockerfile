@@ -1,7 +1,8 @@
 # sqz on Debian 12: the tools, and Python with the wheel in /opt/sqz. Both steps are scripts/image.
 #   docker build -t sqz .                                     then: docker run sqz sqz-index --help
 #   docker build -t sqz-vllm --build-arg EXTRAS=[vllm] .      then: docs/vllm.md
-FROM debian:bookworm-slim AS build
+ARG FROM=debian:bookworm-slim
+FROM $FROM AS build
 COPY . /root/sqz
 RUN cd /root/sqz && scripts/image build
 
