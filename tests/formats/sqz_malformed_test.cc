@@ -352,8 +352,8 @@ TEST(SqzMalformed, AnotherWritersPaddingsAndKeysAreFine) {
   EXPECT_TRUE(status.ok()) << status.message();
 }
 
-// Every bit of a small file, and every length below its own.
-void expect_every_damage_refused(const std::string& file, bool all_bits) {
+// One bit of every byte of a small file, and every length below its own.
+void expect_every_damage_refused(const std::string& file) {
   std::string bytes = testing::read_file(path_of(file));
   const auto readable = [&](std::string_view text) {
     MemoryEnv env(std::as_bytes(std::span(text)));
@@ -363,18 +363,17 @@ void expect_every_damage_refused(const std::string& file, bool all_bits) {
   };
   ASSERT_TRUE(readable(bytes));
   for (size_t at = 0; at < bytes.size(); ++at) {
-    for (int bit = all_bits ? 0 : static_cast<int>(at % 8); bit < 8; bit += all_bits ? 1 : 8) {
-      bytes[at] = static_cast<char>(bytes[at] ^ 1 << bit);
-      ASSERT_FALSE(readable(bytes)) << "byte " << at << " bit " << bit;
-      bytes[at] = static_cast<char>(bytes[at] ^ 1 << bit);
-    }
+    const char flip = static_cast<char>(1 << at % 8);
+    bytes[at] = static_cast<char>(bytes[at] ^ flip);
+    ASSERT_FALSE(readable(bytes)) << "byte " << at;
+    bytes[at] = static_cast<char>(bytes[at] ^ flip);
     ASSERT_FALSE(readable(std::string_view(bytes).substr(0, at))) << at;
   }
 }
 
-TEST(SqzMalformed, EveryFlippedBitAndEveryLength) {
-  expect_every_damage_refused("pruned", true);
-  expect_every_damage_refused("qmodel", false);
+TEST(SqzMalformed, EveryByteAndEveryLength) {
+  expect_every_damage_refused("pruned");
+  expect_every_damage_refused("qmodel");
 }
 
 }  // namespace

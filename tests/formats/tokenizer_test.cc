@@ -219,7 +219,7 @@ TEST(Tokenizer, OneVeryLongWord) {
   const auto tokenizer = load_golden("nano");
   for (const char* unit : {"a", " ", "\n", "ab", "\xcc\x81", "="}) {
     std::string text;
-    while (text.size() < 1'000'000) text += unit;
+    while (text.size() < 200'000) text += unit;
     std::vector<int32_t> ids;
     ASSERT_TRUE(tokenizer->encode(text, false, ids).ok());
     EXPECT_LT(ids.size(), text.size() + 1);

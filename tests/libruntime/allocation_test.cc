@@ -88,6 +88,8 @@ sqz_status use_session(sqz_index* index, const sqz_session_options& options,
 TEST_F(Allocation, AFailedOneOfASessionIsAStatus) {
   testing::TinyIndexOptions clusters = testing::c_index_options(), pages = clusters;
   clusters.heavy_hitters = true;
+  clusters.tokens = pages.tokens = 700;
+  clusters.clusters = {7, 35};
   pages.clusters = {};
   pages.page_size = 16;
   std::vector<sqz_run> runs(10000);
