@@ -13,7 +13,8 @@ fail() { echo "FAILED: $*" >&2; exit 1; }
   { tail -1 "$scratch/pip.log"; echo "skipped: scikit-build-core and auditwheel cannot be had from PyPI"; exit 77; }
 PATH=$scratch/tools/bin:$PATH
 
-pip wheel -q "$source" --no-deps --no-build-isolation -w "$scratch" --config-settings=cmake.define.SQZ_CUDA="$cuda" \
+# The folder lies as build/cpu does, so that ccache finds what was compiled there.
+pip wheel -q "$source" --config-settings=build-dir="$source/build/wheel" --no-deps --no-build-isolation -w "$scratch" --config-settings=cmake.define.SQZ_CUDA="$cuda" \
   --config-settings=cmake.define.SQZ_WERROR="$werror"
 version=$(sed -n 's/^project(sqz VERSION \([0-9.]*\).*/\1/p' "$source/CMakeLists.txt")
 wheel=$scratch/sqz_attention-$version-py3-none-manylinux_2_34_x86_64.whl
