@@ -64,7 +64,6 @@ const Command kCommands[] = {
     {"corpus", "sqz-index build --manifest $IN/m.jsonl -o $OUT", "x.sqz"},
     {"compress", "sqz-index compress $IN/a.sqz -o $OUT/x.sqz --rows q8 --key-codes 2", "x.sqz"},
 #ifdef SQZ_WITH_TRAINING
-    {"model", "sqz-index build -m $MODEL $IN/a.txt -o $OUT/x.sqz", "x.sqz", true},
     {"calibrate",
      "sqz-index calibrate $IN/b.sqz -m $MODEL --prompts $IN/q.txt --answer-tokens 1 -o $OUT/x.sqz",
      "x.sqz", true},

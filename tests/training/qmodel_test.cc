@@ -98,6 +98,7 @@ TEST_F(QmodelTraining, LearnsAndWritesAFileThatReadsBack) {
 
 TEST_F(QmodelTraining, TheSeedDecides) {
   options_.steps = 20;
+  texts_[0].tokens.resize(static_cast<size_t>(5 * options_.window));
   const auto first = train(options_), again = train(options_);
   ASSERT_TRUE(first.ok()) << first.status().message();
   expect_same(first->file, again->file);
