@@ -126,7 +126,7 @@ def selector_cases(args, selector, source, tokens):
     partition = ["--partition", "pages"] if selector == "quest" else ["--qmodel", args.qmodel]
     index = build_short(args, source, f"{selector}.sqz", partition)
     # saap reads more than a quarter of a short context in any case.
-    share = ["--sparsity", "0.9"] if selector == "saap" else ["--budget", args.budget]
+    share = ["--budget", "0.5"] if selector == "saap" else ["--budget", args.budget]
     asked = ["--selector", selector, *share]
     name = f"{tokens} tokens, {selector}, {' '.join(share).lstrip('-')}"
     return [(name, index, asked, False), (f"{name}, blocks of 8", index, [*asked, "--block", "8"], False)]

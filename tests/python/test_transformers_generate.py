@@ -115,11 +115,10 @@ def test_each_row_has_its_own_documents(model, tokenizer, index, context, log):
 
 
 @pytest.mark.parametrize("session", [
-    {"budget": 0.25}, {"budget": 0.25, "rule": "threshold"}, {"keep": 0.1, "levels": 1},
+    {"budget": 0.25}, {"budget": 0.25, "rule": "threshold"}, {"budget": 0.2, "levels": 1},
     {"budget": 0.3, "block": 4}])
 def test_sparse_is_sqz_generate(session, index, ask, tokenizer, model):
-    options = [part for name, value in session.items() for part in (
-        ("--sparsity", str(1 - value)) if name == "keep" else (f"--{name}", str(value)))]
+    options = [part for name, value in session.items() for part in (f"--{name}", str(value))]
     run = subprocess.run([tool("sqz-generate"), "--model", NANO, "--index", index, "--json", "--escapes",
                           "--max-tokens", "24", "--threads", "1", *options], capture_output=True, text=True, check=True,
                          input="\n".join(text.replace("\n", "\\n") for text in QUESTIONS[:4]))
