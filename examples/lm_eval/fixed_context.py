@@ -5,7 +5,8 @@
     examples/lm_eval/fixed_context.py --model MODEL --tasks mmlu --num_fewshot 64 --budget 0.125
 
 For multiple choice and other tasks scored by log-likelihood whose sampler is `first_n`, so that all questions of a task
-begin with the same examples. Needs: pip install '.[transformers]' 'lm_eval[hf]'
+begin with the same examples. Each token selects keys for itself, as a token that is generated does (`block`).
+Needs: pip install '.[transformers]' 'lm_eval[hf]'
 """
 
 import argparse
@@ -54,7 +55,7 @@ def main():
     for task in args.tasks:
         plain = None
         for name, session in (("lm_eval alone", None), ("index, dense", {"selector": "dense"}),
-                              (f"index, budget {args.budget}", {"budget": args.budget})):
+                              (f"index, budget {args.budget}", {"budget": args.budget, "block": 1})):
             options = {"device": device, "dtype": "float32" if device == "cpu" else "bfloat16", "batch_size": 1}
             lm = HFLM(args.model, **options) if session is None else FixedContextLM(args.model, session, **options)
             found = simple_evaluate(lm, tasks=[task], num_fewshot=args.num_fewshot, limit=args.limit,
