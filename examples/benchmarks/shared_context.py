@@ -85,8 +85,8 @@ def make(task, text, tokenizer, tokens, questions, rng):
 class Answers:
     """Answers of a model, one question after the other."""
 
-    def __init__(self, model, tokenizer, block):
-        self.model, self.tokenizer, self.block = model, tokenizer, block
+    def __init__(self, model, tokenizer):
+        self.model, self.tokenizer = model, tokenizer
 
     def __call__(self, questions, context=None, cache=None):
         """Whether each was right, and seconds for each. `cache` has the context's keys and values, if it is given."""
@@ -118,7 +118,7 @@ class Answers:
         with tempfile.TemporaryDirectory() as folder:
             index = sqz.build(self.model, None, ids, f"{folder}/context.sqz", progress=False)
             for budget in (None, *budgets):
-                session = {"selector": "dense"} if budget is None else {"budget": budget, "block": self.block}
+                session = {"selector": "dense"} if budget is None else {"budget": budget}
                 with sqz.transformers.FixedContext(self.model, index, **session) as served:
                     right, seconds = self(questions)
                 yield str(budget or "dense"), right, served.stats().delivered_budget, seconds
@@ -138,7 +138,6 @@ def main():
     parser.add_argument("--questions", type=int, default=20, help="about each context")
     parser.add_argument("--contexts", type=int, default=1, help="of each task")
     parser.add_argument("--budget", type=float, nargs="+", default=[0.125], help="shares of the bytes to read")
-    parser.add_argument("--block", type=int, default=1, help="tokens of a question that share a selection; 0: all")
     parser.add_argument("--no-prompt", dest="prompt", action="store_false", help="leave out transformers alone")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -147,7 +146,7 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(args.device).eval()
-    answers, text = Answers(model, tokenizer, args.block), args.text.read_text()
+    answers, text = Answers(model, tokenizer), args.text.read_text()
     if not args.json:
         print(f"{'task':14} {'answered by':>11} {'found':>13} {'beside dense':>15} {'read':>6} {'s an answer':>11}")
     for name in args.tasks:

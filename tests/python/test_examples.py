@@ -27,7 +27,8 @@ def test_the_notebook():
     program = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     facts = [line.split() for line in run("-c", program).splitlines() if " dense " in line]
     assert len(facts) == 10
-    assert sum(number == sparse for _, number, _, _, _, sparse in facts) >= 8
+    dense, sparse = (sum(fact[place].startswith(fact[1]) for fact in facts) for place in (3, 5))
+    assert dense >= 6 and sparse >= dense - 2
 
 
 def test_the_benchmark():
