@@ -76,9 +76,7 @@ struct SqzContainer {
 inline constexpr uint64_t kPage = 4096;     // the data, and the first tensor of every layer
 inline constexpr uint64_t kCacheLine = 64;  // every other tensor
 inline constexpr const char* kHeaderHashName = "header.xxh3_128";
-inline constexpr const char* kRotationName = "rotation";
 inline constexpr const char* kPaddingPrefix = "padding.";
-inline constexpr const char* kUnusedPrefix = "calibration.keys.";  // in older files
 
 struct PlannedTensor {
   std::string name;  // says what is in the file

@@ -56,7 +56,6 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
       pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(
           s.tensor(layer_prefix(layer) + name).data());
     });
-    view.rotation = reinterpret_cast<const float*>(s.tensor(kRotationName).data());
     s.layers_.push_back(view);
   }
   if (mode == OpenMode::kVerify) SQZ_RETURN_IF_ERROR(file->verify());

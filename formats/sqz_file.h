@@ -117,8 +117,6 @@ struct IndexMetadata : FileOrigin {
   int levels = 0;              // 1 .. kMaxLevels; 0 if every layer is dense, or of pages or buckets
   DType dtype = DType::kBF16;  // of keys, values, centroids, value means: BF16 or F16
   RowKind rows = RowKind::k16;  // of clusters' keys and values; sink, tail and dense layers: k16
-  int key_codes = 0;            // bits a dimension of LayerView::key_codes: 0 (none), 1 or 2
-  uint64_t rotation_seed = 0;   // of LayerView::rotation, if there is one
   bool has_value_means = true;  // false if the partition is not kKmeans
   bool heavy_hitters = false;   // there is LayerView::heavy, for the selector `h2o`
   std::vector<LayerPolicy> layers;
@@ -136,8 +134,7 @@ struct IndexMetadata : FileOrigin {
     const LayerPolicy& policy = layers[static_cast<size_t>(layer)];
     return policy.dense || policy.rows16 ? RowKind::k16 : rows;
   }
-  bool has_codes() const { return rows != RowKind::k16 || key_codes > 0; }
-  bool has_rotation() const { return key_codes > 0; }
+  bool has_codes() const { return rows != RowKind::k16; }
 };
 
 struct LevelView {
@@ -179,21 +176,14 @@ struct LayerView {
   const void* keys = nullptr;          // [Hkv, M, d] slot order; null if there are rows of codes in
   const void* values = nullptr;        // [Hkv, M, d] their place:
   CodedRows coded_keys, coded_values;  // 8 bits
-  CodedRows key_codes;                 // 1 or 2 bits: keys again, for selectors to choose by
-  const float* rotation = nullptr;     // [d, d], the same for all layers; null if nothing needs it
   int64_t exact = 0;                   // E
   const void* exact_keys = nullptr;    // [Hkv, E, d]: sink then tail; dense: all tokens in order
   const void* exact_values = nullptr;  // [Hkv, E, d]
 
-  // Bytes of a clustered key and its value as they are stored, with their scales; and of the key
-  // codes of a key.
+  // Bytes of a clustered key and its value as they are stored, with their scales.
   int64_t slot_bytes() const {
     if (coded_keys.bits == 0) return 2 * head_dim * dtype_size(dtype);
-    return code_bytes(head_dim, coded_keys.bits) + code_bytes(head_dim, coded_values.bits) +
-           2 * dtype_size(dtype);
-  }
-  int64_t key_code_bytes() const {
-    return code_bytes(head_dim, key_codes.bits) + dtype_size(dtype);
+    return 2 * (head_dim + dtype_size(dtype));
   }
 };
 

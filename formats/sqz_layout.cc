@@ -52,7 +52,6 @@ LayerView layer_shape(const IndexMetadata& m, int64_t layer, const std::vector<i
     out.classifier.hidden = m.hidden;
   }
   if (m.rows_of(layer) != RowKind::k16) out.coded_keys.bits = out.coded_values.bits = 8;
-  out.key_codes.bits = m.key_codes;
   return out;
 }
 
@@ -77,10 +76,6 @@ Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
       tensors.push_back({layer_prefix(layer) + name, dtype, std::move(dims), alignment, layer});
       alignment = kCacheLine;
     });
-  }
-  if (metadata.has_rotation()) {
-    const int64_t dim = metadata.model.head_dim;
-    tensors.push_back({kRotationName, DType::kF32, {dim, dim}});
   }
   for (const CalibrationTable& table : calibration_tables(metadata)) {
     tensors.push_back({table.name, DType::kF32, table.shape});

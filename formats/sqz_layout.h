@@ -46,8 +46,7 @@ void each_tensor(const IndexMetadata& metadata, View& view, const Visit& visit) 
   const int64_t dim = view.head_dim, slots = view.slots;
   const DType dtype = view.dtype;
   const auto codes = [&](const std::string& name, auto& rows) {
-    visit(name, rows.codes, rows.bits == 8 ? DType::kI8 : DType::kU8,
-          Dims{slots, code_bytes(dim, rows.bits)});
+    visit(name, rows.codes, DType::kI8, Dims{slots, dim});
     visit(name + ".scales", rows.scales, dtype, Dims{slots});
   };
   for (int k = 0; k < view.levels; ++k) {
@@ -80,7 +79,6 @@ void each_tensor(const IndexMetadata& metadata, View& view, const Visit& visit) 
       visit("keys", view.keys, dtype, Dims{slots, dim});
       visit("values", view.values, dtype, Dims{slots, dim});
     }
-    if (view.key_codes.bits > 0) codes("key_codes", view.key_codes);
   }
   if (view.exact > 0) {
     visit("exact.keys", view.exact_keys, dtype, Dims{view.exact, dim});

@@ -213,10 +213,6 @@ Result<IndexMetadata> read_metadata(JsonFields in) {
       in.complain("rows", "\"q8\": build the index again with --rows q8");
     }
   }
-  if (in.has("key_codes")) m.key_codes = static_cast<int>(in.integer("key_codes", 1, 2));
-  if (m.has_rotation()) {
-    m.rotation_seed = static_cast<uint64_t>(in.integer("rotation_seed", 0, INT64_MAX));
-  }
   m.heavy_hitters = in.boolean("heavy_hitters", false);
   if (pruned) in.parse("pruned", m.pruned, pruned_from_json);
   for (const auto& [key, text] : {std::pair("build", &m.build), std::pair("chat", &m.chat)}) {

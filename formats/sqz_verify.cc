@@ -43,8 +43,7 @@ class HeadCheck {
       }
     }
     SQZ_RETURN_IF_ERROR(check_scales("keys.scales", layer_.coded_keys));
-    SQZ_RETURN_IF_ERROR(check_scales("values.scales", layer_.coded_values));
-    return check_scales("key_codes.scales", layer_.key_codes);
+    return check_scales("values.scales", layer_.coded_values);
   }
 
  private:

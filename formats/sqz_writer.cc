@@ -53,8 +53,6 @@ std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
     out[kLogitsKey] = kLogitsOfKeys;
   }
   if (m.rows != RowKind::k16) out["rows"] = rows_name(m.rows);
-  if (m.key_codes > 0) out["key_codes"] = std::to_string(m.key_codes);
-  if (m.has_rotation()) out["rotation_seed"] = std::to_string(m.rotation_seed);
   if (m.heavy_hitters) out["heavy_hitters"] = "true";
   if (m.pruned) {
     const PrunedPolicy& p = *m.pruned;
@@ -137,10 +135,6 @@ Result<uint64_t> SqzWriter::commit(const Calibration& calibration) {
   for (const CalibrationTable& table : calibration_tables(s.metadata)) {
     SQZ_RETURN_IF_ERROR(
         s.file.put(table.name, std::as_bytes(std::span(calibration.*table.values))));
-  }
-  if (s.metadata.has_rotation()) {
-    const auto rotation = make_rotation(s.metadata.model.head_dim, s.metadata.rotation_seed);
-    SQZ_RETURN_IF_ERROR(s.file.put(kRotationName, std::as_bytes(std::span(rotation))));
   }
   return s.file.commit({{kCalibrationKey, calibration_text(calibration)}});
 }

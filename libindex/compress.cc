@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "formats/base/parallel.h"
 #include "formats/sqz_layout.h"
@@ -20,81 +19,31 @@ T to_stored(float x) {
   }
 }
 
-// One row: scale and codes of a residual [d].
+// The codes of a residual [d], and their scale.
 template <class T>
-class RowEncoder {
- public:
-  RowEncoder(int64_t dim, int bits, const std::vector<float>& rotation)
-      : dim_(dim), bits_(bits), rotation_(rotation), rotated_(static_cast<size_t>(dim)) {}
-
-  T encode(const float* residual, std::byte* codes) {
-    if (bits_ == 8) return encode_numbers(residual, codes);
-    rotate(residual);
-    double square = 0;
-    for (const float x : rotated_) square += double{x} * double{x};
-    const double deviation = std::sqrt(square / static_cast<double>(dim_));
-    std::memset(codes, 0, static_cast<size_t>(code_bytes(dim_, bits_)));
-    if (!(deviation > 0)) return to_stored<T>(0);
-    const auto levels = code_levels(bits_);
-    const double unit = greatest_level(bits_) / 127 * deviation;
-    const int64_t bytes = code_bytes(dim_, bits_);
-    double product = 0;
-    for (int64_t i = 0; i < dim_; ++i) {
-      const double x = rotated_[static_cast<size_t>(i)] / unit;
-      const size_t code = nearest(levels, x);
-      product += double{rotated_[static_cast<size_t>(i)]} * levels[code];
-      codes[i % bytes] |= static_cast<std::byte>(code << static_cast<size_t>(bits_ * (i / bytes)));
-    }
-    // So long that the product with the residual itself is the residual's square: unbiased.
-    return to_stored<T>(static_cast<float>(square / product));
+T encode_row(const float* residual, int64_t dim, std::byte* codes) {
+  float most = 0;
+  for (int64_t i = 0; i < dim; ++i) most = std::max(most, std::abs(residual[i]));
+  const T stored = to_stored<T>(most / 127);
+  const float scale = to_float(stored);
+  for (int64_t i = 0; i < dim; ++i) {
+    const float x = scale > 0 ? std::nearbyint(residual[i] / scale) : 0.0f;
+    codes[i] = static_cast<std::byte>(static_cast<int8_t>(std::clamp(x, -127.0f, 127.0f)));
   }
-
- private:
-  T encode_numbers(const float* residual, std::byte* codes) const {
-    float most = 0;
-    for (int64_t i = 0; i < dim_; ++i) most = std::max(most, std::abs(residual[i]));
-    const T stored = to_stored<T>(most / 127);
-    const float scale = to_float(stored);
-    for (int64_t i = 0; i < dim_; ++i) {
-      const float x = scale > 0 ? std::nearbyint(residual[i] / scale) : 0.0f;
-      codes[i] = static_cast<std::byte>(static_cast<int8_t>(std::clamp(x, -127.0f, 127.0f)));
-    }
-    return stored;
-  }
-
-  void rotate(const float* residual) {
-    std::fill(rotated_.begin(), rotated_.end(), 0.0f);
-    for (int64_t i = 0; i < dim_; ++i) {
-      const float* row = rotation_.data() + i * dim_;
-      for (int64_t j = 0; j < dim_; ++j) rotated_[static_cast<size_t>(j)] += residual[i] * row[j];
-    }
-  }
-
-  static size_t nearest(std::span<const int8_t> levels, double x) {
-    size_t code = 0;
-    while (code + 1 < levels.size() && x > 0.5 * (levels[code] + levels[code + 1])) ++code;
-    return code;
-  }
-
-  int64_t dim_;
-  int bits_;
-  const std::vector<float>& rotation_;
-  std::vector<float> rotated_;
-};
+  return stored;
+}
 
 // Codes of rows [Hkv, M, d] of a layer, as residuals of the means [Hkv, n, d] of its finest level.
 // codes, scales: [Hkv, M, ...].
 template <class T>
-Status encode(const LayerView& layer, const void* all_rows, const void* all_means, int bits,
-              const std::vector<float>& rotation, const std::string& what, int threads,
-              std::byte* codes, T* scales) {
+Status encode(const LayerView& layer, const void* all_rows, const void* all_means,
+              const std::string& what, int threads, std::byte* codes, T* scales) {
   const LevelView& finest = layer.level[static_cast<size_t>(layer.levels - 1)];
   const int64_t clusters = finest.clusters, slots = layer.slots, d = layer.head_dim;
   return parallel_for(layer.kv_heads, threads, [&](int64_t head) {
     const uint32_t* offsets = finest.offsets + head * (clusters + 1);
     const T* rows = static_cast<const T*>(all_rows) + head * slots * d;
     const T* means = static_cast<const T*>(all_means) + head * clusters * d;
-    RowEncoder<T> encoder(d, bits, rotation);
     std::vector<float> residual(static_cast<size_t>(d));
     for (int64_t c = 0; c < clusters; ++c) {
       for (int64_t slot = offsets[c]; slot < offsets[c + 1]; ++slot) {
@@ -103,7 +52,7 @@ Status encode(const LayerView& layer, const void* all_rows, const void* all_mean
               to_float(rows[slot * d + i]) - to_float(means[c * d + i]);
         }
         const int64_t row = head * slots + slot;
-        scales[row] = encoder.encode(residual.data(), codes + row * code_bytes(d, bits));
+        scales[row] = encode_row<T>(residual.data(), d, codes + row * d);
         if (std::isfinite(to_float(scales[row]))) continue;
         return Status(Code::kNumeric, concat(what, ", KV head ", head, ", slot ", slot,
                                              ": too far from its cluster's mean"));
@@ -121,20 +70,18 @@ Status check_compressible(const SqzFile& index) {
   }
   if (!metadata.has_value_means) return refuse("value means", "none", "some");
   if (!metadata.has_codes()) return {};
-  return refuse("rows", metadata.rows == RowKind::k16 ? "key codes" : rows_name(metadata.rows),
-                "16 bits without key codes: compress the index that this one was made of");
+  return refuse("rows", rows_name(metadata.rows),
+                "16 bits: compress the index that this one was made of");
 }
 
 }  // namespace
 
 Status set_rows(const CompressOptions& options, IndexMetadata& metadata) {
-  if (!options.any()) {
+  if (options.rows == RowKind::k16) {
     if (options.layers16.empty()) return {};
     return {Code::kInvalidArgument, "layers of 16-bit rows: found some, expected rows q8"};
   }
   metadata.rows = options.rows;
-  metadata.key_codes = options.key_codes;
-  metadata.rotation_seed = metadata.has_rotation() ? options.seed & INT64_MAX : 0;
   for (const int64_t layer : options.layers16) {
     if (layer < 0 || layer >= metadata.model.layers) {
       return {Code::kInvalidArgument, concat("layers of 16-bit rows: found ", layer,
@@ -145,33 +92,23 @@ Status set_rows(const CompressOptions& options, IndexMetadata& metadata) {
   return {};
 }
 
-LayerCompressor::LayerCompressor(const IndexMetadata& metadata) : metadata_(metadata) {
-  if (metadata.has_rotation()) {
-    rotation_ = make_rotation(metadata.model.head_dim, metadata.rotation_seed);
-  }
-}
-
 Status LayerCompressor::compress(int64_t layer, LayerView& data, int threads) {
   if (data.levels == 0) return {};
   const LevelView& finest = data.level[static_cast<size_t>(data.levels - 1)];
   const auto make = [&](const void* rows, const void* means, const char* what, Coded& out,
                         CodedRows& coded) {
     const auto count = data.kv_heads * data.slots;
-    out.codes.resize(static_cast<size_t>(count * code_bytes(data.head_dim, coded.bits)));
+    out.codes.resize(static_cast<size_t>(count * data.head_dim));
     out.scales.resize(static_cast<size_t>(count * dtype_size(data.dtype)));
     coded.codes = out.codes.data();
     coded.scales = out.scales.data();
     const auto run = [&](auto* scales) {
-      return encode(data, rows, means, coded.bits, rotation_, concat("layer ", layer, ", ", what),
-                    threads, out.codes.data(), scales);
+      return encode(data, rows, means, concat("layer ", layer, ", ", what), threads,
+                    out.codes.data(), scales);
     };
     return data.dtype == DType::kBF16 ? run(reinterpret_cast<BFloat16*>(out.scales.data()))
                                       : run(reinterpret_cast<Float16*>(out.scales.data()));
   };
-  data.key_codes.bits = metadata_.key_codes;
-  if (metadata_.key_codes > 0) {
-    SQZ_RETURN_IF_ERROR(make(data.keys, finest.centroids, "key", key_codes_, data.key_codes));
-  }
   if (metadata_.rows_of(layer) == RowKind::k16) return {};
   data.coded_keys.bits = data.coded_values.bits = 8;
   SQZ_RETURN_IF_ERROR(make(data.keys, finest.centroids, "key", keys_, data.coded_keys));

@@ -1,6 +1,6 @@
 // Rows of 8 bits: codes of the residuals of clustered keys and values to the means of their
-// cluster. Key codes: codes of 1 or 2 bits a dimension that choose single keys (docs/format.md,
-// "Rows of codes"). Builds use the same functions, so a compressed index has the bytes of a build.
+// cluster (docs/format.md, "Rows of codes"). Builds use the same functions, so a compressed index
+// has the bytes of a build.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,7 @@ namespace sqz {
 
 struct CompressOptions {
   RowKind rows = RowKind::k16;
-  int key_codes = 0;              // bits a dimension: 0 (none), 1 or 2
-  std::vector<int64_t> layers16;  // layers whose rows stay at 16 bits; they get key codes, too
-  uint64_t seed = 0;              // of the rotation
-
-  bool any() const { return rows != RowKind::k16 || key_codes > 0; }
+  std::vector<int64_t> layers16;  // layers whose rows stay at 16 bits
 };
 
 // Puts the options into the metadata of an index. kInvalidArgument names an option that is out of
@@ -28,7 +24,7 @@ Status set_rows(const CompressOptions& options, IndexMetadata& metadata);
 class LayerCompressor {
  public:
   // `metadata`: after set_rows(). Borrowed.
-  explicit LayerCompressor(const IndexMetadata& metadata);
+  explicit LayerCompressor(const IndexMetadata& metadata) : metadata_(metadata) {}
 
   // Sets the pointers to the rows of codes of the layer, made of the 16-bit rows that `data` points
   // to. They are valid until the next layer. kNumeric names layer, KV head and slot of a residual
@@ -40,8 +36,7 @@ class LayerCompressor {
     std::vector<std::byte> codes, scales;
   };
   const IndexMetadata& metadata_;
-  std::vector<float> rotation_;  // [d, d]; empty if nothing needs it
-  Coded keys_, values_, key_codes_;
+  Coded keys_, values_;
 };
 
 struct CompressReport {

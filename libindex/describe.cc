@@ -75,7 +75,6 @@ Result<JsonMembers> describe_index(const SqzFile& file) {
       {"clusters", shape.clusters},
       {"dtype", dtype_name(metadata.dtype)},
       {"rows", rows_name(metadata.rows)},
-      {"key_codes", metadata.key_codes},
       {"value_means", metadata.has_value_means},
       {"layers", layers_json(metadata)},
       {"calibration",

@@ -25,8 +25,7 @@ struct RecalibrateOptions {
   int threads = 0;       // 0: all cores. The file does not depend on it
 };
 
-// kUnsupported if the index has nothing to calibrate, or a calibration of single keys over rows of
-// codes: `recalibrate` would fail.
+// kUnsupported if the index has nothing to calibrate: `recalibrate` would fail.
 Status check_calibratable(const SqzFile& index);
 
 // Publishes `index` with the calibration of `queries` at `output`, which may be its own path (with

@@ -1,5 +1,5 @@
 // The answer of a selector (select/): what attention (attention/) reads of one KV head for one
-// block of query tokens, and what it approximates.
+// block of query tokens.
 #pragma once
 
 #include <array>
@@ -17,17 +17,6 @@ struct KeyRun {
   uint32_t length = 0;
 
   bool touches(const KeyRun& next) const { return first + length == next.first; }
-};
-
-// Contiguous clusters of one level.
-struct ClusterRun {
-  uint32_t level = 0;  // index into LayerView::level
-  uint32_t first = 0;
-  uint32_t length = 0;
-
-  bool touches(const ClusterRun& next) const {
-    return level == next.level && first + length == next.first;
-  }
 };
 
 // Ascending, disjoint runs in memory that somebody else owns and that has room for all of them.
@@ -61,36 +50,15 @@ void extend(std::vector<Run>& runs, const Run& next) {
   }
 }
 
-// The approximated keys of one finest cluster as one entry: for each query row the log of the sum
-// of exp over their logits.
-struct ClusterWeight {
-  uint32_t cluster = 0;
-  std::array<float, kFewRows> logits = {};
-};
-
 struct HeadSelection {
-  RunList<KeyRun> read;          // slots
-  RunList<ClusterRun> clusters;  // unread; they count as their centroids, with their mean values
-  RunList<KeyRun> by_code;       // unread slots of other clusters; they count by their key codes
-  // The keys of `by_code` once more. For few query rows the selector knows their logits, and
-  // attention takes these sums instead of the codes.
-  std::span<ClusterWeight> weight_room;
-  int64_t weight_count = 0;
+  RunList<KeyRun> read;       // slots
   int64_t exact_skipped = 0;  // first exact keys that are not read
-  // Rows that were read to decide.
-  int64_t centroids = 0;  // vectors of d: centroids, page bounds
-  int64_t codes = 0;      // key codes
-  int64_t means = 0;      // finest clusters whose mean value the keys of `by_code` need
+  int64_t centroids = 0;      // vectors of d that were read to decide: centroids, page bounds
 
-  std::span<const ClusterWeight> weights() const {
-    return weight_room.first(static_cast<size_t>(weight_count));
-  }
   // The room stays.
   void clear() {
     read.clear();
-    clusters.clear();
-    by_code.clear();
-    weight_count = exact_skipped = centroids = codes = means = 0;
+    exact_skipped = centroids = 0;
   }
 };
 

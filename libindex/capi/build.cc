@@ -37,14 +37,11 @@ struct Request {
 };
 
 Result<Request> read_request(const char* text) {
-  SQZ_ASSIGN_OR_RETURN(Options in,
-                       Options::parse(text, {"sink",           "tail",       "partition",
-                                             "page_size",      "levels",     "level_fractions",
-                                             "coarse_keep",    "iterations", "rows",
-                                             "key_codes",      "layers16",   "seed",
-                                             "threads",        "engine",     "gpu",
-                                             "tokenizer_hash", "chat",       "replace",
-                                             "dry_run",        "after"}));
+  SQZ_ASSIGN_OR_RETURN(
+      Options in, Options::parse(text, {"sink", "tail", "partition", "page_size", "levels",
+                                        "level_fractions", "coarse_keep", "iterations", "rows",
+                                        "layers16", "seed", "threads", "engine", "gpu",
+                                        "tokenizer_hash", "chat", "replace", "dry_run", "after"}));
   Request out;
   BuildOptions& build = out.build;
   build.sink = in.integer("sink", 0, INT32_MAX, build.sink);
@@ -72,7 +69,7 @@ Result<Request> read_request(const char* text) {
   const std::string rows = in.choice("rows", {"bf16", "f16", "q8"});
   build.dtype = rows == "f16" ? DType::kF16 : DType::kBF16;
   build.compress = in.compress(rows);
-  build.seed = build.compress.seed;
+  build.seed = static_cast<uint64_t>(in.integer("seed", 0, INT64_MAX, 0));
   build.threads = in.threads();
   build.engine = in.choice("engine", {"auto", "faiss", "cuda"});
   build.gpu = static_cast<int>(in.integer("gpu", 0, INT32_MAX, 0));

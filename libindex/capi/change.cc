@@ -79,23 +79,19 @@ sqz_status sqz_index_compress(const sqz_index* index, const char* output, const 
   return fence([&]() -> Status {
     SQZ_ASSIGN_OR_RETURN(const sqz::SqzFile* file, file_of(index));
     if (output == nullptr) return invalid("output: found null, expected a file name");
-    SQZ_ASSIGN_OR_RETURN(Options in, Options::parse(options, {"rows", "key_codes", "layers16",
-                                                              "seed", "replace", "threads"}));
-    const std::string rows = in.has("rows") ? in.choice("rows", {"q8"}) : "";
-    const sqz::CompressOptions how = in.compress(rows);
+    SQZ_ASSIGN_OR_RETURN(Options in,
+                         Options::parse(options, {"rows", "layers16", "replace", "threads"}));
+    const sqz::CompressOptions how = in.compress(in.choice("rows", {"q8"}));
     const bool replace = in.boolean("replace", false);
     const int threads = in.threads();
     SQZ_RETURN_IF_ERROR(in.status());
-    if (!how.any())
-      return invalid("options: found neither rows nor key_codes, expected one of them");
     SQZ_ASSIGN_OR_RETURN(const sqz::CompressReport report,
                          sqz::compress_index(sqz::Env::posix(), *file, how, output, replace,
                                              threads, sqz::capi::teller(progress)));
     sqz::capi::set_result({{"path", output},
                            {"bytes", report.bytes},
                            {"bytes_before", report.bytes_before},
-                           {"rows", sqz::rows_name(how.rows)},
-                           {"key_codes", how.key_codes}});
+                           {"rows", sqz::rows_name(how.rows)}});
     return {};
   });
 }

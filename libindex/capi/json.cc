@@ -36,9 +36,7 @@ std::string Options::choice(std::string_view key, std::initializer_list<std::str
 CompressOptions Options::compress(std::string_view rows) {
   CompressOptions out;
   out.rows = rows_of(rows);
-  out.key_codes = static_cast<int>(integer("key_codes", 0, 2, 0));
   if (has("layers16")) out.layers16 = integers("layers16", 0, INT32_MAX);
-  out.seed = static_cast<uint64_t>(integer("seed", 0, INT64_MAX, 0));
   return out;
 }
 

@@ -51,8 +51,7 @@ class RowAttention {
         spans_(workspace.spans_.data()),
         pointers_(workspace.pointers_.data()),
         slots_(workspace.slots_.data()),
-        by_code_(!work.sequence.by_code().empty()),
-        products_(keys_.coded_keys.coded() || by_code_ ? &*workspace.products_ : nullptr) {}
+        products_(keys_.coded_keys.coded() ? &*workspace.products_ : nullptr) {}
 
   void run() {
     if (work_.rows <= kFewRows) {
@@ -67,7 +66,6 @@ class RowAttention {
   struct Step {
     int span_count = 0;
     int64_t keys = 0;
-    bool has_bias = false;
     bool has_exact = false;
     const CodedHead* coded = nullptr;  // all keys of the step are its rows, or none is of codes
   };
@@ -81,22 +79,10 @@ class RowAttention {
       cursor.next(most - step.keys, span);
       if (span.count == 0) break;
       slots_[step.span_count++] = span.slots;
-      step.has_bias |= span.bias != nullptr;
       step.has_exact |= span.exact_first >= 0;
       step.keys += span.count;
     }
     return step.keys > 0;
-  }
-
-  // [step.keys] what is added to the logits; null = nothing.
-  const float* bias(const Step& step) {
-    if (!step.has_bias) return nullptr;
-    float* out = b_.bias;
-    for (int s = 0; s < step.span_count; ++s) {
-      const KeySpan& span = spans_[s];
-      for (int64_t i = 0; i < span.count; ++i) *out++ = span.bias != nullptr ? span.bias[i] : 0.0f;
-    }
-    return b_.bias;
   }
 
   // Keys that the sliding window hides from a row get logit -infinity. Returns whether there are
@@ -150,7 +136,7 @@ class RowAttention {
     Step step;
     if (products_ != nullptr) {
       std::fill(b_.coded, b_.coded + rows * d32_, 0.0f);
-      products_->load_few(work_.queries, rows, keys_.dtype, rotation());
+      products_->load_few(work_.queries, rows, keys_.dtype);
     }
     while (collect(cursor, kStreamKeys, step)) {
       if (step.coded != nullptr) {
@@ -162,7 +148,6 @@ class RowAttention {
       k_.accumulate(keys_.dtype, b_.logits, kStreamKeys, rows, pointers_ + step.keys, step.keys,
                     dim_, b_.accumulator, ahead(step, step.keys));
     }
-    if (work_.end == work_.sequence.size()) add_weights();
     k_.unpack(keys_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
     if (products_ == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
@@ -170,28 +155,6 @@ class RowAttention {
       for (int64_t c = 0; c < dim_; ++c) out_.values[r * dim_ + c] += b_.shares[c];
     }
   }
-
-  // Clusters whose logits are known, with their mean values.
-  void add_weights() {
-    std::span<const ClusterWeight> left = work_.sequence.selection->weights();
-    while (!left.empty()) {
-      const auto some = left.first(std::min<size_t>(left.size(), kStreamKeys));
-      for (size_t i = 0; i < some.size(); ++i) {
-        pointers_[i] = keys_.coded_values.mean(some[i].cluster);
-        for (int64_t r = 0; r < work_.rows; ++r) {
-          b_.logits[r * kStreamKeys + static_cast<int64_t>(i)] = some[i].logits[r];
-        }
-      }
-      const Step step = {.keys = std::ssize(some)};
-      stream_softmax(step, 1, false);  // a cluster may weigh nothing to a row
-      k_.accumulate(keys_.dtype, b_.logits, kStreamKeys, work_.rows, pointers_, step.keys, dim_,
-                    b_.accumulator, {});
-      left = left.subspan(some.size());
-    }
-  }
-
-  // The rotation that queries need for key codes.
-  const float* rotation() const { return by_code_ ? keys_.key_codes.rotation : nullptr; }
 
   std::span<const CodedSpan> slots(const Step& step) const {
     return {slots_, static_cast<size_t>(step.span_count)};
@@ -208,11 +171,11 @@ class RowAttention {
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
-  // A key of codes counts with its cluster's mean value. If it is read, its own codes are added.
+  // A key counts with its cluster's mean value and with its own codes.
   void stream_coded(const Step& step) {
     const int64_t rows = work_.rows;
     const auto spans = slots(step);
-    products_->few(*step.coded, spans, b_.logits, kStreamKeys, &keys_.coded_values);
+    products_->few(*step.coded, spans, b_.logits, kStreamKeys, keys_.coded_values);
     stream_softmax(step, work_.scale, true);
     int64_t column = 0, cluster = 0;
     for_each_cluster(spans, [&](int64_t count) {
@@ -225,7 +188,6 @@ class RowAttention {
     const auto means = products_->stored_means(keys_.coded_values, spans);
     k_.accumulate(keys_.dtype, b_.shares, kStreamKeys, rows, means.data(), std::ssize(means), dim_,
                   b_.accumulator, {});
-    if (step.coded == &keys_.key_codes) return;
     const CodedProducts::Rows values = products_->rows_of(keys_.coded_values, spans);
     for (int64_t r = 0; r < rows; ++r) {
       float* row = b_.logits + r * kStreamKeys;
@@ -262,9 +224,8 @@ class RowAttention {
 
   void stream_softmax(const Step& step, float scale, bool finite) {
     const int64_t rows = work_.rows, n = step.keys;
-    const float* added = bias(step);
     for (int64_t r = 0; r < rows; ++r) {
-      const float factor = k_.softmax_row(b_.logits + r * kStreamKeys, added, n, scale, finite,
+      const float factor = k_.softmax_row(b_.logits + r * kStreamKeys, n, scale, finite,
                                           &out_.maximum[r], &out_.sum[r]);
       if (factor == 1.0f) continue;
       k_.scale(b_.accumulator + r * d32_, d32_, factor);
@@ -316,7 +277,7 @@ class RowAttention {
     std::fill(b_.accumulator, b_.accumulator + dim_ * lanes, 0.0f);
     if (products_ != nullptr) {
       std::fill(b_.coded, b_.coded + dim_ * lanes, 0.0f);
-      products_->load_many(work_.queries, rows, lanes, rotation());
+      products_->load_many(work_.queries, rows, lanes);
     }
     KeyCursor cursor(work_.sequence, work_.begin, work_.end);
     Step step;
@@ -324,8 +285,7 @@ class RowAttention {
       const int64_t keys = step.keys;
       tile_logits(step, lanes);
       const bool hidden = hide(step, 1, lanes);
-      k_.softmax_lanes(b_.logits, bias(step), keys, lanes, work_.scale, !hidden, b_.maximum, b_.sum,
-                       b_.factor);
+      k_.softmax_lanes(b_.logits, keys, lanes, work_.scale, !hidden, b_.maximum, b_.sum, b_.factor);
       const bool same =
           std::all_of(b_.factor, b_.factor + lanes, [](float f) { return f == 1.0f; });
       if (!same) k_.scale_lanes(b_.accumulator, dim_, lanes, b_.factor);
@@ -360,7 +320,6 @@ class RowAttention {
     }
     k_.multiply(products_->means_of(keys_.coded_values, spans), 1, d32_, b_.shares, b_.accumulator,
                 dim_, std::ssize(spans), lanes, true);
-    if (step.coded == &keys_.key_codes) return;
     k_.multiply(products_->scaled_rows(keys_.coded_values, spans), 1, d32_, b_.logits, b_.coded,
                 dim_, step.keys, lanes, true);
   }
@@ -375,12 +334,11 @@ class RowAttention {
   KeySpan* spans_;           // [kMostKeys] of the step
   const void** pointers_;    // [2 kMostKeys]
   CodedSpan* slots_;         // [kMostKeys] of the spans of a step of codes
-  bool by_code_;             // keys count by their key codes
   CodedProducts* products_;  // null if no keys are rows of codes
   bool bf16_ = false;        // queries are packed as BF16
 };
 
-HeadKeys head_keys(const LayerView& view, const LayerTable& table, int64_t head) {
+HeadKeys head_keys(const LayerView& view, int64_t head) {
   const int64_t row_bytes = view.head_dim * dtype_size(view.dtype);
   const auto rows = [&](const void* keys, const void* values, int64_t count) {
     const int64_t bytes = head * count * row_bytes;
@@ -393,16 +351,9 @@ HeadKeys head_keys(const LayerView& view, const LayerTable& table, int64_t head)
   out.exact_count = view.exact;
   if (view.exact > 0) out.exact = rows(view.exact_keys, view.exact_values, view.exact);
   if (view.keys != nullptr) out.slots = rows(view.keys, view.values, view.slots);
-  if (view.coded_keys.bits == 0 && view.key_codes.bits == 0) return out;
+  if (view.coded_keys.bits == 0) return out;
   out.coded_keys = coded_head(view, view.coded_keys, false, head);
   out.coded_values = coded_head(view, view.coded_values, true, head);
-  if (view.key_codes.bits == 0) return out;
-  out.key_codes = coded_head(view, view.key_codes, false, head);
-  for (int k = 0; k < view.levels; ++k) {
-    const LevelView& level = view.level[k];
-    out.centroids[k] = rows(level.centroids, level.value_means, level.clusters);
-    out.log_sizes[k] = table.level[k].log_sizes.data() + head * level.clusters;
-  }
   return out;
 }
 
@@ -417,7 +368,6 @@ AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool co
               .accumulator = take(rows),
               .logits = take(logits),
               .keys = take(kTileKeys * padded_dim(dim)),
-              .bias = take(kMostKeys),
               .maximum = take(kTileRows),
               .sum = take(kTileRows),
               .factor = take(kTileRows),

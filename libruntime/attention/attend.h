@@ -46,7 +46,6 @@ class AttendWorkspace {
     float* accumulator;  // the same shapes
     float* logits;       // stream: [rows, keys of a step]; tile: the other way round
     float* keys;         // [kTileKeys, d32]: keys, then values
-    float* bias;         // [kMostKeys]
     float* maximum;      // [kTileRows]
     float* sum;          // [kTileRows]
     float* factor;       // [kTileRows]

@@ -37,52 +37,31 @@ CodedHead coded_head(const LayerView& view, const CodedRows& rows, bool values, 
           .means = static_cast<const std::byte*>(means) +
                    head * finest.clusters * view.head_dim * dtype_size(view.dtype),
           .offsets = finest.offsets + head * (finest.clusters + 1),
-          .clusters = finest.clusters,
-          .rotation = rows.rotated() ? view.rotation : nullptr};
+          .clusters = finest.clusters};
 }
 
 CodedProducts::CodedProducts(const CpuKernels& kernels, int64_t dim)
     : kernels_(&kernels),
       dim_(dim),
       d32_(padded_dim(dim)),
-      plain_{.floats = std::vector<float>(static_cast<size_t>(d32_ * kTileRows)),
-             .numbers = std::vector<int16_t>(static_cast<size_t>(d32_ * kFewRows)),
-             .scales = {}},
-      rotated_(plain_),
-      for_means_(plain_.floats.size()),
-      turned_(static_cast<size_t>(kTileRows * dim)),
+      queries_(static_cast<size_t>(d32_ * kTileRows)),
+      query_numbers_(static_cast<size_t>(d32_ * kFewRows)),
+      for_means_(queries_.size()),
       products_(static_cast<size_t>(std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows))),
       floats_(static_cast<size_t>(kTileKeys * d32_)),
       mean_floats_(floats_.size()),
       scales_(static_cast<size_t>(kStreamKeys)),
-      numbers_(static_cast<size_t>(kStreamKeys * dim)),
-      pointers_(static_cast<size_t>(std::max(2 * kStreamKeys, dim))),
+      pointers_(static_cast<size_t>(2 * kStreamKeys)),
       mean_pointers_(static_cast<size_t>(kStreamKeys)) {}
 
-void CodedProducts::rotate(const float* const* queries, int64_t rows, const float* rotation) {
-  for (int64_t i = 0; i < dim_; ++i) pointers_[i] = rotation + i * dim_;
-  for (int64_t r = 0; r < rows; ++r) {
-    float* to = turned_.data() + r * dim_;
-    std::fill_n(floats_.data(), d32_, 0.0f);
-    kernels_->accumulate(DType::kF32, queries[r], dim_, 1, pointers_.data(), dim_, dim_,
-                         floats_.data(), {});
-    kernels_->unpack(DType::kF32, floats_.data(), 1, dim_, to, dim_);
-  }
-}
-
-void CodedProducts::load_few(const float* const* queries, int64_t rows, DType means,
-                             const float* rotation) {
+void CodedProducts::load_few(const float* const* queries, int64_t rows, DType means) {
   rows_ = rows;
   bf16_ = kernels_->pack_bf16 != nullptr && means == DType::kBF16;
   i16_ = kernels_->pack_i16 != nullptr;
-  const auto pack = [&](const float* row, int64_t r, Queries& to) {
-    i16_ = i16_ && kernels_->pack_i16(row, dim_, to.numbers.data() + r * d32_, to.scales + r);
-    kernels_->pack(DType::kI8, row, dim_, 1, dim_, to.floats.data() + r * d32_);
-  };
-  if (rotation != nullptr) rotate(queries, rows, rotation);
   for (int64_t r = 0; r < rows; ++r) {
-    pack(queries[r], r, plain_);
-    if (rotation != nullptr) pack(turned_.data() + r * dim_, r, rotated_);
+    i16_ = i16_ && kernels_->pack_i16(queries[r], dim_, query_numbers_.data() + r * d32_,
+                                      query_scales_ + r);
+    kernels_->pack(DType::kI8, queries[r], dim_, 1, dim_, queries_.data() + r * d32_);
     bf16_ =
         bf16_ && kernels_->pack_bf16(queries[r], dim_, 1, dim_, for_means_.data() + r * d32_ / 2);
   }
@@ -91,37 +70,22 @@ void CodedProducts::load_few(const float* const* queries, int64_t rows, DType me
   }
 }
 
-void CodedProducts::load_many(const float* const* queries, int64_t rows, int64_t lanes,
-                              const float* rotation) {
+void CodedProducts::load_many(const float* const* queries, int64_t rows, int64_t lanes) {
   rows_ = rows;
   lanes_ = lanes;
-  if (rotation != nullptr) rotate(queries, rows, rotation);
   for (int64_t r = 0; r < lanes; ++r) {
-    for (int64_t c = 0; c < dim_; ++c) {
-      plain_.floats[c * lanes + r] = r < rows ? queries[r][c] : 0.0f;
-      rotated_.floats[c * lanes + r] =
-          r < rows && rotation != nullptr ? turned_[r * dim_ + c] : 0.0f;
-    }
+    for (int64_t c = 0; c < dim_; ++c) queries_[c * lanes + r] = r < rows ? queries[r][c] : 0.0f;
   }
 }
 
-CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head, std::span<const CodedSpan> spans,
-                                           bool decoded) {
-  const bool decode = decoded && head.rows.bits < 8;
-  const int64_t bytes = code_bytes(dim_, head.rows.bits);
-  const void** pointers = pointers_.data();
+CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head,
+                                           std::span<const CodedSpan> spans) {
   for (const CodedSpan& span : spans)
     prefetch_row(head.rows.scales, 2 * span.first, 2 * span.first + 1);
   int64_t n = 0;
   for (const CodedSpan& span : spans) {
-    const std::byte* codes = head.rows.codes + span.first * bytes;
-    if (decode) {
-      kernels_->decode_codes(head.rows.bits, codes, span.count, dim_, numbers_.data() + n * dim_);
-    }
-    const auto* rows =
-        decode ? reinterpret_cast<const std::byte*>(numbers_.data() + n * dim_) : codes;
-    const int64_t row = decode ? dim_ : bytes;
-    for (int64_t i = 0; i < span.count; ++i) pointers[n + i] = rows + i * row;
+    const std::byte* codes = head.rows.codes + span.first * dim_;
+    for (int64_t i = 0; i < span.count; ++i) pointers_[n + i] = codes + i * dim_;
     load_scales(head, span.first, span.count, scales_.data() + n);
     n += span.count;
   }
@@ -148,14 +112,12 @@ std::span<const void* const> CodedProducts::stored_means(const CodedHead& head,
 }
 
 // Behind the pointers to rows.
-Ahead CodedProducts::ask_early(const CodedHead* next, std::span<const CodedSpan> spans, int64_t n) {
-  if (next == nullptr || !next->coded()) return {kAhead, n};
-  const int64_t bytes = code_bytes(dim_, next->rows.bits);
+Ahead CodedProducts::ask_early(const CodedHead& next, std::span<const CodedSpan> spans, int64_t n) {
   const void** to = pointers_.data() + n;
   for (const CodedSpan& span : spans) {
-    const std::byte* codes = next->rows.codes + span.first * bytes;
-    prefetch_row(next->rows.scales, 2 * span.first, 2 * span.first + 1);
-    for (int64_t i = 0; i < span.count; ++i) *to++ = codes + i * bytes;
+    const std::byte* codes = next.rows.codes + span.first * dim_;
+    prefetch_row(next.rows.scales, 2 * span.first, 2 * span.first + 1);
+    for (int64_t i = 0; i < span.count; ++i) *to++ = codes + i * dim_;
   }
   return {kAhead, 2 * n};
 }
@@ -170,20 +132,15 @@ const float* CodedProducts::means_of(const CodedHead& head, std::span<const Code
 }
 
 void CodedProducts::few(const CodedHead& head, std::span<const CodedSpan> spans, float* out,
-                        int64_t ld, const CodedHead* next) {
-  Rows rows = rows_of(head, spans, !i16_);
-  const Ahead early = ask_early(head.rows.bits == 8 ? next : nullptr, spans, rows.count);
-  const Queries& queries = queries_of(head);
-  const auto in_whole_numbers = [&](int bits) {
-    return i16_ && kernels_->dots_i16(bits, queries.numbers.data(), queries.scales, rows_,
-                                      rows.numbers, rows.count, dim_, out, ld, early);
-  };
-  if (!in_whole_numbers(head.rows.bits)) {
-    rows = rows_of(head, spans);
-    if (!in_whole_numbers(8)) {
-      kernels_->dots(DType::kI8, queries.floats.data(), rows_, rows.numbers, rows.count, dim_, out,
-                     ld, early);
-    }
+                        int64_t ld, const CodedHead& next) {
+  const Rows rows = rows_of(head, spans);
+  const Ahead early = ask_early(next, spans, rows.count);
+  if (i16_) {
+    kernels_->dots_i16(query_numbers_.data(), query_scales_, rows_, rows.numbers, rows.count, dim_,
+                       out, ld, early);
+  } else {
+    kernels_->dots(DType::kI8, queries_.data(), rows_, rows.numbers, rows.count, dim_, out, ld,
+                   early);
   }
   const auto means = stored_means(head, spans);
   if (bf16_) {
@@ -209,8 +166,8 @@ void CodedProducts::many(const CodedHead& head, std::span<const CodedSpan> spans
   const float* rows = scaled_rows(head, spans);
   int64_t n = 0;
   for (const CodedSpan& span : spans) n += span.count;
-  kernels_->multiply(rows, d32_, 1, queries_of(head).floats.data(), out, n, dim_, lanes_, false);
-  kernels_->multiply(means_of(head, spans), d32_, 1, plain_.floats.data(), products_.data(),
+  kernels_->multiply(rows, d32_, 1, queries_.data(), out, n, dim_, lanes_, false);
+  kernels_->multiply(means_of(head, spans), d32_, 1, queries_.data(), products_.data(),
                      std::ssize(spans), dim_, lanes_, false);
   const float* mean = products_.data();
   for (const CodedSpan& span : spans) {

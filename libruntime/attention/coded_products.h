@@ -1,6 +1,5 @@
 // Products of queries and rows of codes (formats/coded_rows.h): q . (mean + scale numbers), in
-// float32. The product with a mean is taken once for all keys of its cluster; key codes, of 1 or 2
-// bits, meet the rotated query, which has the same product with the rotated residual.
+// float32. The product with a mean is taken once for all keys of its cluster.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +22,6 @@ struct CodedHead {
   const std::byte* means = nullptr;   // [n, d] of the finest clusters
   const uint32_t* offsets = nullptr;  // [n + 1] first slot of each
   int64_t clusters = 0;               // n
-  const float* rotation = nullptr;    // [d, d], if rows.rotated()
 
   bool coded() const { return rows.bits > 0; }
   const void* mean(int64_t cluster) const { return means + cluster * dim * dtype_size(dtype); }
@@ -78,25 +76,24 @@ class CodedProducts {
   CodedProducts(const CpuKernels& kernels, int64_t dim);
 
   // Sets the queries of later calls: at most kFewRows for few(), at most kTileRows for many().
-  // `lanes` is their number rounded up to kLanePad. `rotation` may be null if no rows are rotated.
-  void load_few(const float* const* queries, int64_t rows, DType means, const float* rotation);
-  void load_many(const float* const* queries, int64_t rows, int64_t lanes, const float* rotation);
+  // `lanes` is their number rounded up to kLanePad.
+  void load_few(const float* const* queries, int64_t rows, DType means);
+  void load_many(const float* const* queries, int64_t rows, int64_t lanes);
 
-  // out[r * ld + j] = q_r . key j, over the keys of all spans. Allocation-free. `next`: prefetches
-  // its rows of the same slots, if head has 8 bits; null = none.
+  // out[r * ld + j] = q_r . key j, over the keys of all spans. Allocation-free. Prefetches the rows
+  // of `next` of the same slots.
   void few(const CodedHead& head, std::span<const CodedSpan> spans, float* out, int64_t ld,
-           const CodedHead* next = nullptr);
+           const CodedHead& next);
   // The same as [keys][lanes].
   void many(const CodedHead& head, std::span<const CodedSpan> spans, float* out);
 
-  // The rows' numbers, or the codes as stored, without the scales, and the scales. They are valid
-  // until the next call of any function.
+  // The rows' codes and their scales. They are valid until the next call of any function.
   struct Rows {
     int64_t count = 0;
     const void* const* numbers = nullptr;  // [count] pointers to int8 [d]
     const float* scales = nullptr;         // [count]
   };
-  Rows rows_of(const CodedHead& head, std::span<const CodedSpan> spans, bool decoded = true);
+  Rows rows_of(const CodedHead& head, std::span<const CodedSpan> spans);
   // The same as scaled floats, [count][padded_dim]: at most kTileKeys.
   const float* scaled_rows(const CodedHead& head, std::span<const CodedSpan> spans);
   // The means of the spans as floats, [spans][padded_dim]: at most kTileKeys.
@@ -106,30 +103,20 @@ class CodedProducts {
                                             std::span<const CodedSpan> spans);
 
  private:
-  struct Queries {
-    std::vector<float> floats;     // packed, or [d][lanes]
-    std::vector<int16_t> numbers;  // [kFewRows, d32]
-    float scales[kFewRows];
-  };
-  const Queries& queries_of(const CodedHead& head) const {
-    return head.rows.rotated() ? rotated_ : plain_;
-  }
-  Ahead ask_early(const CodedHead* next, std::span<const CodedSpan> spans, int64_t n);
-  // turned_ = queries R.
-  void rotate(const float* const* queries, int64_t rows, const float* rotation);
+  Ahead ask_early(const CodedHead& next, std::span<const CodedSpan> spans, int64_t n);
 
   const CpuKernels* kernels_;
   int64_t dim_, d32_;
   int64_t rows_ = 0, lanes_ = 0;
   bool bf16_ = false;
-  bool i16_ = false;  // `numbers` are the queries of few(), too
-  Queries plain_, rotated_;
+  bool i16_ = false;                    // few() takes query_numbers_
+  std::vector<float> queries_;          // packed, or [d][lanes]
+  std::vector<int16_t> query_numbers_;  // [kFewRows, d32]
+  float query_scales_[kFewRows];
   std::vector<float> for_means_;  // packed
-  std::vector<float> turned_;     // [kTileRows, d]
   std::vector<float> products_;   // of means: [kFewRows][kStreamKeys] or [kTileKeys][lanes]
   std::vector<float> floats_, mean_floats_;  // [kTileKeys][d32]
   std::vector<float> scales_;                // [kStreamKeys]
-  std::vector<int8_t> numbers_;              // [kStreamKeys, d]
   std::vector<const void*> pointers_, mean_pointers_;
 };
 

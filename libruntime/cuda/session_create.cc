@@ -67,22 +67,6 @@ SelectorInputs inputs_of(const ServedIndex& index, const IndexMetadata& metadata
           .path = index.file->path()};
 }
 
-// A GPU has no key codes: squeezed is planned as of the same index without them, and nothing is
-// estimated.
-Result<PreparedSelector> prepare_for_gpu(const ServedIndex& whole, SelectionRequest request) {
-  IndexMetadata metadata = whole.metadata();
-  if (metadata.key_codes == 0 || request.selector != SelectorKind::kSqueezed) {
-    return prepare_selector(inputs_of(whole, metadata, whole.layers), request);
-  }
-  metadata.key_codes = 0;
-  std::vector<LayerView> layers(whole.layers.begin(), whole.layers.end());
-  for (LayerView& view : layers) view.key_codes = {};
-  SQZ_ASSIGN_OR_RETURN(PreparedSelector out,
-                       prepare_selector(inputs_of(whole, metadata, layers), request));
-  out.selector = nullptr;  // it looks at `layers`
-  return out;
-}
-
 // Finest clusters of which a key is in these runs, of one KV head. offsets: [n + 1].
 int64_t clusters_of(std::span<const KeyRun> runs, std::span<const uint32_t> offsets) {
   const auto cluster_of = [&](uint32_t slot) {
@@ -172,7 +156,9 @@ bool CudaSession::selects(int64_t layer) const {
 
 Status CudaSession::prepare(const SelectionRequest& request) {
   const ModelDescription& model = index_->metadata().model;
-  SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared, prepare_for_gpu(index_->whole(), request));
+  const ServedIndex& whole = index_->whole();
+  SQZ_ASSIGN_OR_RETURN(PreparedSelector prepared,
+                       prepare_selector(inputs_of(whole, whole.metadata(), whole.layers), request));
   plan_ = std::move(prepared.plan);
   if (!plan_.dense && is_static(selector_)) list_static_runs(*prepared.selector);
   SQZ_ASSIGN_OR_RETURN(gpu_, read_device(device()));

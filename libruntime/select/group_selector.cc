@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 namespace sqz {
 namespace {
@@ -10,15 +9,14 @@ namespace {
 class GroupSelector final : public Selector {
  public:
   GroupSelector(const SelectableIndex& index, const SelectionPlan& plan,
-                std::unique_ptr<GroupScorer> scorer, bool tree)
-      : index_(index), plan_(plan), scorer_(std::move(scorer)), tree_(tree) {
+                std::unique_ptr<GroupScorer> scorer)
+      : index_(index), plan_(plan), scorer_(std::move(scorer)) {
     int64_t most = 0;
     for (size_t l = 0; l < index_.layers.size(); ++l) {
       groups_.push_back(scorer_->levels(index_.layers[l], index_.tables[l]));
       for (const GroupLevel& level : groups_.back()) {
         if (level.sizes == nullptr) most = std::max(most, level.count);
       }
-      if (by_codes(index_.layers[l])) most = std::max(most, index_.layers[l].slots);
     }
     ones_.assign(static_cast<size_t>(most), 1u);
   }
@@ -31,20 +29,11 @@ class GroupSelector final : public Selector {
     for (size_t l = 0; l < groups_.size(); ++l) {
       const LayerView& view = index_.layers[l];
       const auto levels = static_cast<int>(groups_[l].size());
-      int64_t clusters = 0;
       for (int k = 0; k < levels; ++k) {
         limits.choose_among(groups_[l][k].count);
         scorer_->reserve(view, k, limits);
-        clusters += (groups_[l][k].count + 1) / 2;
       }
-      descends |= levels > 1 || by_codes(view);
-      if (!by_codes(view)) continue;
-      limits.clusters = std::max(limits.clusters, clusters);
-      limits.choose_among(view.slots);
-      limits.use_floats(most_score_workspace(score_problem(index_, view, view.slots)));
-      limits.workspace.products.emplace(*index_.kernels, view.head_dim);
-      limits.by_code = std::max(limits.by_code, (view.slots + 1) / 2);
-      limits.weights = std::max(limits.weights, groups_[l].back().count);
+      descends |= levels > 1;
     }
     const size_t most = limits.workspace.scores.size();
     if (descends) {
@@ -80,11 +69,6 @@ class GroupSelector final : public Selector {
                              .sizes = candidates.sizes};
       choose(plan_, choice, workspace.order, chosen);
       out.centroids += scorer_->vectors() * static_cast<int64_t>(n);
-      if (by_codes(view)) {
-        if (finest) return choose_keys(query, choice, candidates, workspace, out);
-        let_through(choice, workspace.order, chosen);
-        add_unread(level_of(view, k), candidates, chosen, out);
-      }
       if (finest) {
         append_groups(view, query.kv_head, levels[k], candidates, chosen, out);
         return {};
@@ -96,13 +80,6 @@ class GroupSelector final : public Selector {
   }
 
  private:
-  bool by_codes(const LayerView& view) const {
-    return tree_ && view.levels > 0 && view.key_codes.bits > 0;
-  }
-  // A level in use as an index into LayerView::level.
-  int level_of(const LayerView& view, int k) const {
-    return view.levels - static_cast<int>(groups_[&view - index_.layers.data()].size()) + k;
-  }
   // Keys of every group of a level.
   const uint32_t* sizes_of(const SelectQuery& query, int k) const {
     const GroupLevel& level = groups_[query.layer][k];
@@ -126,128 +103,19 @@ class GroupSelector final : public Selector {
     });
   }
 
-  static void add_unread(int level, const Candidates& candidates, std::span<const uint8_t> chosen,
-                         HeadSelection& out) {
-    size_t i = 0;
-    for (const ClusterRange& range : candidates.ranges) {
-      const uint32_t end = range.first + range.count;
-      for (uint32_t cluster = range.first; cluster < end; ++cluster, ++i) {
-        if (chosen[i] != 0 || candidates.sizes[i] == 0) continue;
-        out.clusters.append({static_cast<uint32_t>(level), cluster, 1});
-      }
-    }
-  }
-
-  // ---- Key codes: the clusters say how many keys are read, and the codes of more keys which.
-
-  int64_t keys_with_codes(const Choice& choice) const {
-    return std::llround(plan_.alive * static_cast<double>(choice.keys));
-  }
-
-  // Coarser levels leave as many keys as codes will be read of.
-  void let_through(const Choice& choice, std::span<uint32_t> order,
-                   std::span<uint8_t> chosen) const {
-    if (chosen_keys(choice, chosen) >= keys_with_codes(choice)) return;
-    choose_best(choice, keys_with_codes(choice), order, chosen);
-  }
-
-  // As many keys as the chosen clusters have. `clusters`: the finest level, of `candidates`; chosen
-  // in workspace.bytes.
-  Status choose_keys(const SelectQuery& query, const Choice& clusters, const Candidates& candidates,
-                     SelectWorkspace& workspace, HeadSelection& out) const {
-    const LayerView& view = index_.layers[query.layer];
-    const auto finest = static_cast<int>(groups_[query.layer].size()) - 1;
-    const GroupLevel& level = groups_[query.layer][finest];
-    const std::span<uint8_t> chosen = std::span(workspace.bytes).first(candidates.sizes.size());
-    const int64_t wanted = chosen_keys(clusters, chosen);
-    Choice through = clusters;
-    through.finest = false;
-    choose_best(through, std::max(wanted, keys_with_codes(clusters)), workspace.order, chosen);
-    add_unread(view.levels - 1, candidates, chosen, out);
-    out.means = std::count(chosen.begin(), chosen.end(), 1);
-    const size_t most = workspace.scores.size();
-    const auto half = [&](auto& all) { return std::span(all).subspan(finest % 2 * most, most); };
-    const Candidates keys = children_of_chosen(
-        candidates.ranges, chosen, level.offsets + query.kv_head * (level.count + 1), ones_.data(),
-        half(workspace.ranges), half(workspace.sizes));
-    out.codes = std::ssize(keys.sizes);
-
-    const CodedHead codes = coded_head(view, view.key_codes, false, query.kv_head);
-    ScoreProblem problem = score_problem(index_, query, keys);
-    problem.coded = &codes;
-    problem.products = &*workspace.products;
-    const std::span<float> scores = std::span(workspace.scores).first(keys.sizes.size());
-    const std::span<uint8_t> read = std::span(workspace.bytes).first(keys.sizes.size());
-    SQZ_RETURN_IF_ERROR(score_clusters(problem, scores, workspace.floats));
-    Choice single = clusters;
-    single.scores = scores;
-    single.sizes = keys.sizes;
-    choose_best(single, wanted, workspace.order, read);
-    append_keys(keys, read, out);
-    add_weights(problem, codes, read, workspace.floats, out);
-    return {};
-  }
-
-  // Adds runs of the keys that are read, and of the keys between them.
-  static void append_keys(const Candidates& keys, std::span<const uint8_t> read,
-                          HeadSelection& out) {
-    const uint8_t* at = read.data();
-    for (const ClusterRange& range : keys.ranges) {
-      const uint8_t* const begin = at;
-      const uint8_t* const end = at + range.count;
-      const auto slot = [&](const uint8_t* i) {
-        return range.first + static_cast<uint32_t>(i - begin);
-      };
-      while (at < end) {
-        const auto* first =
-            static_cast<const uint8_t*>(std::memchr(at, 1, static_cast<size_t>(end - at)));
-        if (first == nullptr) first = end;
-        out.by_code.append({slot(at), slot(first) - slot(at)});
-        for (at = first; at < end && *at != 0;) ++at;
-        out.read.append({slot(first), slot(at) - slot(first)});
-      }
-    }
-  }
-
-  // Adds the weights of the keys that are not read, cluster by cluster, from the logits of their
-  // codes.
-  void add_weights(const ScoreProblem& keys, const CodedHead& codes, std::span<const uint8_t> read,
-                   std::span<float> floats, HeadSelection& out) const {
-    const ScoredRows scored = scored_rows(keys, floats);
-    if (scored.rows == 0) return;
-    int64_t place = 0, before = 0;
-    const auto add = [&](int64_t cluster, int64_t first, int64_t last) {
-      ClusterWeight& weight = out.weight_room[static_cast<size_t>(out.weight_count)];
-      weight.cluster = static_cast<uint32_t>(cluster);
-      float most = -INFINITY;
-      for (int64_t r = 0; r < scored.rows; ++r) {
-        const float* weights = scored.weights + r * scored.ld + place;
-        const float sum = index_.kernels->unread_sum(weights, &read[place], last - first);
-        weight.logits[r] = scored.peaks[r] + std::log(sum);
-        most = std::max(most, weight.logits[r]);
-      }
-      if (most > -INFINITY) ++out.weight_count;
-      place += last - first;
-    };
-    for (const ClusterRange& range : keys.ranges) {
-      before = codes.for_each_cluster(range.first, range.first + range.count, before, add);
-    }
-  }
-
   SelectableIndex index_;
   SelectionPlan plan_;
   std::unique_ptr<GroupScorer> scorer_;
-  bool tree_;
   std::vector<std::vector<GroupLevel>> groups_;  // [layers][levels in use]
-  std::vector<uint32_t> ones_;                   // sizes of single keys and of pages
+  std::vector<uint32_t> ones_;                   // sizes of pages
 };
 
 }  // namespace
 
 std::unique_ptr<Selector> make_group_selector(const SelectableIndex& index,
                                               const SelectionPlan& plan,
-                                              std::unique_ptr<GroupScorer> scorer, bool tree) {
-  return std::make_unique<GroupSelector>(index, plan, std::move(scorer), tree);
+                                              std::unique_ptr<GroupScorer> scorer) {
+  return std::make_unique<GroupSelector>(index, plan, std::move(scorer));
 }
 
 }  // namespace sqz

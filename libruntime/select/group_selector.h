@@ -1,6 +1,6 @@
-// Selectors that score groups of keys: clusters, pages or buckets. A scorer says which
-// groups a layer has and what each is worth to a query, a rule (select/rule.h) says which of them
-// are read. A new selector is one scorer and one row of the table in select/registry.cc.
+// Selectors that score groups of keys: clusters, pages or buckets. A scorer says which groups a
+// layer has and what each is worth to a query, a rule (select/rule.h) says which of them are read.
+// A new selector is one scorer and one row of the table in select/registry.cc.
 #pragma once
 
 #include <memory>
@@ -69,11 +69,8 @@ MakeScorer make_bounds_scorer;
 // Buckets by the query classifier (SAAP, section 4).
 MakeScorer make_network_scorer;
 
-// `tree`: the groups are clusters. Those that are not read are listed if the plan says so, and keys
-// are chosen by their codes if the index has key codes.
 std::unique_ptr<Selector> make_group_selector(const SelectableIndex& index,
                                               const SelectionPlan& plan,
-                                              std::unique_ptr<GroupScorer> scorer,
-                                              bool tree = false);
+                                              std::unique_ptr<GroupScorer> scorer);
 
 }  // namespace sqz

@@ -19,12 +19,12 @@ double slot_units(const LayerView& view) {
   return view.coded_keys.bits > 0 ? units(view, view.slot_bytes()) : 1;
 }
 
-// The cost of the tree with `levels` in use, if codes of `alive` of the keys are read. A centroid
-// or a value mean costs half a unit. See docs/runtime.md, "How much is read".
+// The cost of the tree with `levels` in use. A centroid or a value mean costs half a unit. See
+// docs/runtime.md, "How much is read".
 ReadingCost cost_of_levels(std::span<const LayerView> layers, const Calibration& calibration,
-                           int levels, double alive) {
+                           int levels) {
   std::vector<double> clusters(static_cast<size_t>(levels));  // averaged over layers
-  double sparse = 0, slot_cost = 0, code_cost = 0, coded = 0;
+  double sparse = 0, slot_cost = 0, coded = 0;
   double slots = 0, exact = 0;
   for (const LayerView& view : layers) {
     if (view.slots == 0) continue;
@@ -32,7 +32,6 @@ ReadingCost cost_of_levels(std::span<const LayerView> layers, const Calibration&
     slots = static_cast<double>(view.slots);
     exact = static_cast<double>(view.exact);
     slot_cost += slot_units(view);
-    if (view.key_codes.bits > 0) code_cost = units(view, view.key_code_bytes());
     coded += view.coded_keys.bits > 0 ? 1 : 0;
     for (int k = 0; k < levels; ++k) {
       clusters[k] += static_cast<double>(view.level[view.levels - levels + k].clusters);
@@ -45,31 +44,14 @@ ReadingCost cost_of_levels(std::span<const LayerView> layers, const Calibration&
                    .fixed_names = "centroids, sink and tail"};
   // The fraction of the keys that is alive at a level in use.
   const auto survive = [&](int k) -> double {
-    if (k == 0 || k == levels) return k == 0 ? 1 : 0;
+    if (k == 0) return 1;
     return calibration
         .coarse_keep[calibration.coarse_keep.size() - static_cast<size_t>(levels - k)];
   };
-  for (int k = 0; k < levels; ++k) {
-    cost.fixed += 0.5 * survive(k) * clusters[k];
-    // Approximated: what is alive at this level and not at the next; at the finest, what is not
-    // kept.
-    if (code_cost > 0) cost.fixed += 0.5 * (survive(k) - survive(k + 1)) * clusters[k];
-  }
-  cost.all_codes = code_cost * slots;
-  cost.fixed += alive * cost.all_codes;
-  // An approximation by codes stands on the mean values of all clusters, read or not.
-  if (code_cost > 0 && alive > 0) return cost;
-  if (code_cost > 0) cost.per_keep -= 0.5 * clusters.back();
+  for (int k = 0; k < levels; ++k) cost.fixed += 0.5 * survive(k) * clusters[k];
   // Rows of codes stand on those of their own clusters.
   cost.per_keep += 0.5 * (coded / sparse) * clusters.back();
   return cost;
-}
-
-// The share of the keys that is worth looking at by its codes, if what sink, tail, centroids and
-// means leave of the budget pays for the codes of all keys `times` over: most, but codes must not
-// eat the budget. From measurements, docs/design.md.
-double alive_share(double times) {
-  return std::clamp(1 - std::exp(-times), 0.0, std::max(0.0, 0.6 * times));
 }
 
 double budget_for(const ReadingCost& cost, double keep) {
@@ -124,17 +106,11 @@ ReadingCost tree_cost(const SelectorInputs& inputs, const SelectionRequest& requ
   ReadingCost cost;
   const auto plan_levels = [&](int levels) {
     plan.levels = levels;
-    // If a keep is asked, the budget depends on the codes that it pays for: 32 steps settle both.
-    for (int i = 0; i < 32; ++i) {
-      cost = cost_of_levels(inputs.index.layers, calibration, levels, plan.alive);
-      resolve(cost, request, plan);
-      if (cost.all_codes == 0) break;
-      const double rest = plan.asked_budget * cost.tokens - cost.fixed;
-      plan.alive = alive_share(plan.alive + rest / cost.all_codes);
-    }
+    cost = cost_of_levels(inputs.index.layers, calibration, levels);
+    resolve(cost, request, plan);
   };
   plan_levels(plan.levels);
-  if (plan.levels > 1 && std::max(plan.asked_keep, plan.alive) > calibration.coarse_keep.back()) {
+  if (plan.levels > 1 && plan.asked_keep > calibration.coarse_keep.back()) {
     plan_levels(1);
   }
   return cost;

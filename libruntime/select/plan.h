@@ -57,8 +57,7 @@ struct SelectionPlan {
   int levels = 0;           // in use
   double least_budget = 1;  // that selection could deliver; 1 if all layers are dense
   double asked_budget = 1;
-  double asked_keep = 1;  // both 0 with thresholds: what they read is not known before
-  double alive = 0;       // share of the clustered keys whose codes are read; 0 without codes
+  double asked_keep = 1;         // both 0 with thresholds: what they read is not known before
   LogThresholds log_thresholds;  // [scope][level in use]
   // [scope][layer * kv_heads + head] the fraction of its clustered keys that a head keeps; empty by
   // the rule kThreshold and for selectors that count keys.
@@ -84,7 +83,6 @@ struct ReadingCost {
   double tokens = 0;  // of the layer: the cost of reading everything
   double fixed = 0;   // sink, tail, metadata
   double per_keep = 0;
-  double all_codes = 0;               // the codes of all keys; `fixed` has those that are read
   double least_keep = 0;              // less cannot be kept
   const char* fixed_names = nullptr;  // "pages, sink and tail", for messages
 };
@@ -97,7 +95,7 @@ ReadingCost pages_cost(const SelectorInputs& inputs, const SelectionRequest& req
                        SelectionPlan& plan);
 // The cost of the centroid tree. The tree serves budgets below the share that its coarse levels let
 // through; above it the finest level serves alone. So plan.levels, which was asked for, may become
-// 1. Sets plan.alive.
+// 1.
 ReadingCost tree_cost(const SelectorInputs& inputs, const SelectionRequest& request,
                       SelectionPlan& plan);
 

@@ -10,12 +10,10 @@
 namespace sqz {
 namespace {
 
-constexpr double kAliveOfThresholds = 0.5;  // what they will read is not known
-
 struct SelectorType {
   const char* name;
   int dense_layers = 0;    // first layers that are read whole unless the request says otherwise
-  bool tree = false;       // takes levels, rules and thresholds, and chooses by key codes
+  bool tree = false;       // takes levels, rules and thresholds
   bool even = false;       // every head keeps the same share of its keys
   bool sinks = true;       // reads the sinks
   Partition partition{};   // that it needs, if
@@ -199,7 +197,6 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
   plan.levels = request.levels == 0 && type.tree ? metadata.levels : request.levels;
   if (request.thresholds != nullptr) {
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
-    if (metadata.key_codes > 0) plan.alive = kAliveOfThresholds;
   } else {
     const LayerView& sparse = *first_sparse(inputs.index.layers);
     const ReadingCost cost = type.cost != nullptr
@@ -223,10 +220,9 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
     plan.layer_pages = layer_keys(plan, sparse.slots);
     for (int64_t& count : plan.layer_pages) count /= sparse.page_size;
   }
-  out.selector =
-      type.scorer == nullptr
-          ? make_static_selector(inputs, plan, exact_skipped(type, metadata), type.list)
-          : make_group_selector(inputs.index, plan, type.scorer(inputs.index, plan), type.tree);
+  out.selector = type.scorer == nullptr
+                     ? make_static_selector(inputs, plan, exact_skipped(type, metadata), type.list)
+                     : make_group_selector(inputs.index, plan, type.scorer(inputs.index, plan));
   return out;
 }
 

@@ -59,9 +59,9 @@ void choose_pages(const Choice& choice, int64_t count, std::span<uint32_t> order
   for (const uint32_t page : pages.first(static_cast<size_t>(count))) chosen[page] = 1;
 }
 
-}  // namespace
-
-// Only the bucket in which the wanted keys run out is looked at closely.
+// Best first: the prefix of the ranking whose number of keys is nearest to `wanted`; of a level
+// that is not the finest, the shortest one that holds as many. Only the bucket in which the wanted
+// keys run out is looked at closely.
 void choose_best(const Choice& choice, int64_t wanted, std::span<uint32_t> order,
                  std::span<uint8_t> chosen) {
   const size_t n = choice.scores.size();
@@ -84,6 +84,8 @@ int64_t chosen_keys(const Choice& choice, std::span<const uint8_t> chosen) {
   for (size_t i = 0; i < chosen.size(); ++i) keys += chosen[i] != 0 ? choice.sizes[i] : 0;
   return keys;
 }
+
+}  // namespace
 
 void choose(const SelectionPlan& plan, const Choice& choice, std::span<uint32_t> order,
             std::span<uint8_t> chosen) {

@@ -29,12 +29,4 @@ struct Choice {
 void choose(const SelectionPlan& plan, const Choice& choice, std::span<uint32_t> order,
             std::span<uint8_t> chosen);
 
-// Best first: the prefix of the ranking whose number of keys is nearest to `wanted`; of a level
-// that is not the finest, the shortest one that holds as many. The rest as choose().
-void choose_best(const Choice& choice, int64_t wanted, std::span<uint32_t> order,
-                 std::span<uint8_t> chosen);
-
-// Keys of the groups that were chosen.
-int64_t chosen_keys(const Choice& choice, std::span<const uint8_t> chosen);
-
 }  // namespace sqz

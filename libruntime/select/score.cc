@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "formats/sqz_file.h"
-#include "libruntime/attention/coded_products.h"
 #include "libruntime/kernels/cpu/kernels.h"
 
 namespace sqz {
@@ -13,10 +12,9 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kRowTile = 2 * kLanePad;  // query rows whose logits are held at once
-static_assert(CodedProducts::kTileKeys == 64);
-constexpr int64_t kKeyTile = 64;    // centroids at once, for many rows
-constexpr int64_t kFewTile = 1024;  // and for few
-constexpr int64_t kAhead = 64;      // scattered centroids asked into the cache early
+constexpr int64_t kKeyTile = 64;            // centroids at once, for many rows
+constexpr int64_t kFewTile = 1024;          // and for few
+constexpr int64_t kAhead = 64;              // scattered centroids asked into the cache early
 
 constexpr int64_t kMostNetworkLogits = 1 << 20;  // 4 MB a thread, however many buckets there are
 
@@ -43,7 +41,6 @@ struct Buffers {
   float* tile;     // [kKeyTile, lanes], many rows only
   float* hidden;   // [H, lanes] of a network
   float* sums;     // [kRowTile] log of equation 2's sum, of the rows at hand
-  float* peaks;    // [kRowTile] as in ScoredRows
 };
 
 int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
@@ -68,7 +65,6 @@ int64_t cut(const ScoreProblem& p, float* base, Buffers* buffers) {
   b.tile = take(few ? 0 : kKeyTile * kRowTile);
   b.hidden = take(p.network == nullptr ? 0 : p.network->hidden * kLanePad);
   b.sums = take(kRowTile);
-  b.peaks = take(kRowTile);
   if (buffers != nullptr) *buffers = b;
   return used;
 }
@@ -84,12 +80,6 @@ class Scorer {
 
   Status run(std::span<float> scores) {
     const int64_t rows = p_.tokens * p_.group;
-    const bool few_keys = p_.coded != nullptr && has_few_rows(p_);
-    if (few_keys) {
-      SQZ_RETURN_IF_ERROR(score_keys(rows, scores));
-      // Keys e^87 below all peaks lose their order, so they are compared by logarithms.
-      if (std::find(scores.begin(), scores.end(), -kInfinity) == scores.end()) return {};
-    }
     weigh_sizes();
     std::fill(b_.maximum, b_.maximum + n16_, kLowest);
     std::fill(b_.sum, b_.sum + n16_, 0.0f);
@@ -101,7 +91,6 @@ class Scorer {
     }
     k_.finish_mean(b_.maximum, b_.sum, p_.clusters, std::log(static_cast<float>(rows)),
                    scores.data());
-    for (int64_t r = 0; few_keys && r < rows; ++r) (void)weigh(r, 1);
     return {};
   }
 
@@ -110,28 +99,6 @@ class Scorer {
     for (int64_t j = 0; j < p_.clusters; ++j) b_.weights[j] = static_cast<float>(p_.sizes[j]);
     std::fill(b_.weights + p_.clusters, b_.weights + n16_, 0.0f);
     some_empty_ = std::count(p_.sizes, p_.sizes + p_.clusters, uint32_t{0}) > 0;
-  }
-
-  // Single keys and few rows: the exponentials of one pass are both scores and weights.
-  Status score_keys(int64_t rows, std::span<float> scores) {
-    for (int64_t i = 0; i < rows; ++i) gather(i, i);
-    coded_logits(rows);
-    float factors[kFewRows];
-    for (int64_t r = 0; r < rows; ++r) {
-      SQZ_ASSIGN_OR_RETURN(b_.sums[r], checked(std::log(weigh(r, p_.scale)) + b_.peaks[r]));
-      factors[r] = std::exp(b_.peaks[r] - b_.sums[r]) / static_cast<float>(rows);
-    }
-    k_.log_sums(b_.logits, n16_, factors, rows, p_.clusters, scores.data());
-    return {};
-  }
-
-  // Logits of a row to weights; their sum.
-  float weigh(int64_t r, float scale) {
-    float sum = 0;
-    b_.peaks[r] = kLowest;
-    (void)k_.softmax_row(b_.logits + r * n16_, nullptr, p_.clusters, scale, true, &b_.peaks[r],
-                         &sum);
-    return sum;
   }
 
   // The log of a sum of exponentials, as kNumeric if a logit was none.
@@ -240,52 +207,9 @@ class Scorer {
     }
   }
 
-  void coded_logits(int64_t rows) {
-    const bool few = has_few_rows(p_);
-    const float* queries[kRowTile];
-    for (int64_t r = 0; r < rows; ++r) queries[r] = b_.rows + r * p_.dim;
-    if (few) {
-      p_.products->load_few(queries, rows, p_.dtype, p_.coded->rotation);
-    } else {
-      p_.products->load_many(queries, rows, kRowTile, p_.coded->rotation);
-    }
-    CodedSpan spans[kFewTile];
-    size_t used = 0;
-    int64_t keys = 0, place = 0;
-    const auto flush = [&] {
-      const std::span<const CodedSpan> batch(spans, used);
-      if (few) {
-        p_.products->few(*p_.coded, batch, b_.logits + place, n16_);
-      } else {
-        p_.products->many(*p_.coded, batch, b_.tile);
-        store_tile(rows, kRowTile, place, keys);
-      }
-      place += keys;
-      used = 0;
-      keys = 0;
-    };
-    const int64_t most = few ? CodedProducts::kStreamKeys : kKeyTile;
-    int64_t before = 0;
-    const auto add = [&](int64_t cluster, int64_t first, int64_t last) {
-      while (first < last) {
-        const int64_t taken = std::min(last - first, most - keys);
-        spans[used++] = {first, taken, cluster};
-        first += taken;
-        keys += taken;
-        if (keys == most) flush();
-      }
-    };
-    for_each_range([&](int64_t first, int64_t, int64_t count) {
-      before = p_.coded->for_each_cluster(first, first + count, before, add);
-    });
-    if (keys > 0) flush();
-  }
-
   Status add_rows(int64_t rows) {
     if (p_.network != nullptr) {
       network_logits(rows);
-    } else if (p_.coded != nullptr) {
-      coded_logits(rows);
     } else if (has_few_rows(p_)) {
       few_logits(rows);
     } else {
@@ -350,14 +274,6 @@ int64_t most_score_workspace(ScoreProblem problem) {
   const int64_t few = score_workspace(problem);
   problem.tokens = kFewRows + 1;
   return std::max(few, score_workspace(problem));
-}
-
-ScoredRows scored_rows(const ScoreProblem& problem, std::span<float> workspace) {
-  const int64_t rows = problem.tokens * problem.group;
-  if (rows > kFewRows) return {};
-  Buffers buffers;
-  cut(problem, workspace.data(), &buffers);
-  return {rows, buffers.logits, round_up(problem.clusters, kLanePad), buffers.peaks};
 }
 
 Status score_clusters(const ScoreProblem& problem, std::span<float> scores,

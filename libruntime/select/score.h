@@ -16,8 +16,6 @@
 
 namespace sqz {
 
-class CodedProducts;
-struct CodedHead;
 struct CpuKernels;
 struct ClassifierView;
 
@@ -68,10 +66,6 @@ struct ScoreProblem {
   float scale = 0;                      // usually 1/sqrt(d)
   int64_t token_stride = 0;             // floats between tokens of `queries`; 0 = group * d
   const CpuKernels* kernels = nullptr;  // instruction set; null = the machine's best
-  // If there is one, its rows are what is scored, in the place of `centroids`, and ranges are of
-  // slots: single keys. `products` is workspace then.
-  const CodedHead* coded = nullptr;
-  CodedProducts* products = nullptr;
   // If there is one, the logits are this network's in the place of products with centroids (SAAP,
   // section 4), `clusters` are buckets, all of them, and queries are those from before RoPE. Of one
   // KV head: hidden_weight [H, d], output_weight [n, H].
@@ -89,15 +83,5 @@ int64_t most_score_workspace(ScoreProblem problem);
 // allocation-free; the result does not depend on the instruction set beyond float rounding.
 Status score_clusters(const ScoreProblem& problem, std::span<float> scores,
                       std::span<float> workspace);
-
-// The weights of single keys, as score_clusters() leaves them in its workspace for a problem with
-// `coded`: e^(logit - peak), of logits times the scale.
-struct ScoredRows {
-  int64_t rows = 0;                // query rows, token by token; 0 = not kept, of many rows
-  const float* weights = nullptr;  // [rows][ld]
-  int64_t ld = 0;                  // n rounded up to kLanePad
-  const float* peaks = nullptr;    // [rows] the greatest logit
-};
-ScoredRows scored_rows(const ScoreProblem& problem, std::span<float> workspace);
 
 }  // namespace sqz

@@ -6,12 +6,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "formats/sqz_file.h"
-#include "libruntime/attention/coded_products.h"
 #include "libruntime/index_tables.h"
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/select/score.h"
@@ -36,12 +34,10 @@ struct SelectWorkspace {
   std::vector<uint32_t> sizes;
   std::vector<ClusterRange> ranges;
   std::vector<uint8_t> bytes;
-  std::optional<CodedProducts> products;  // if rows of codes are scored
 };
 
 struct SelectorLimits {
-  // Most entries of the lists of a HeadSelection.
-  int64_t read = 0, clusters = 0, by_code = 0, weights = 0;
+  int64_t read = 0;           // most runs of a HeadSelection
   SelectWorkspace workspace;  // sized; each thread copies it once
 
   // Room for a choice among n items of slots that follow each other.

@@ -34,9 +34,8 @@ Account::Account(const ServedIndex& index) : index_(index), layers_(index.layers
 int64_t Account::bytes_read(const LayerView& view, int64_t head, const HeadSelection& s) const {
   const int64_t row_bytes = view.head_dim * dtype_size(view.dtype);
   const int64_t exact = view.exact - s.exact_skipped;
-  int64_t bytes = (2 * exact + s.centroids + s.clusters.total + s.means) * row_bytes +
-                  s.read.total * view.slot_bytes() + s.codes * view.key_code_bytes();
-  if (view.coded_keys.bits > 0 && s.means == 0) {
+  int64_t bytes = (2 * exact + s.centroids) * row_bytes + s.read.total * view.slot_bytes();
+  if (view.coded_keys.bits > 0) {
     // Rows of codes need their clusters' means. A selector that scores centroids has read the
     // keys'.
     const CodedHead keys = coded_head(view, view.coded_keys, false, head);

@@ -169,7 +169,7 @@ Status Session::select_blocks(const AttendCall& call, std::span<const QueryBlock
 }
 
 Status Session::attend_blocks(const AttendCall& call, std::span<const QueryBlock> blocks) {
-  const auto tasks = work_->make(index_->layers[call.layer], index_->tables[call.layer], blocks);
+  const auto tasks = work_->make(index_->layers[call.layer], blocks);
   bad_.reset();
   pool_->for_each(std::ssize(tasks), [&](int64_t i, int thread) {
     run(call, tasks[i], blocks[tasks[i].block], thread);

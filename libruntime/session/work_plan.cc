@@ -17,10 +17,8 @@ constexpr int64_t kMostStates = 2 * kTargetTasks;
 }  // namespace
 
 int64_t WorkPlan::block_bytes(const ModelDescription& model, const SelectorLimits& limits) {
-  return model.kv_heads *
-         static_cast<int64_t>((limits.read + limits.by_code) * sizeof(KeyRun) +
-                              limits.clusters * sizeof(ClusterRun) +
-                              limits.weights * sizeof(ClusterWeight) + sizeof(HeadSelection));
+  return model.kv_heads * (limits.read * static_cast<int64_t>(sizeof(KeyRun)) +
+                           static_cast<int64_t>(sizeof(HeadSelection)));
 }
 
 WorkPlan::WorkPlan(const ModelDescription& model, int64_t all_heads, const SelectorLimits& limits,
@@ -31,34 +29,23 @@ WorkPlan::WorkPlan(const ModelDescription& model, int64_t all_heads, const Selec
       dim_(model.head_dim),
       selections_(static_cast<size_t>(blocks * kv_heads_)),
       keys_(static_cast<size_t>(kv_heads_)) {
-  const auto share_out = [&](auto& memory, int64_t each, const auto& room_of) {
-    const auto count = static_cast<size_t>(each);
-    memory.reset(new std::remove_reference_t<decltype(memory[0])>[selections_.size() * count]);
-    for (size_t i = 0; i < selections_.size(); ++i) {
-      room_of(selections_[i]) = {memory.get() + i * count, count};
-    }
-  };
-  using S = HeadSelection;
-  share_out(
-      read_, limits.read, [](S & s) -> auto& { return s.read.room; });
-  share_out(
-      by_code_, limits.by_code, [](S & s) -> auto& { return s.by_code.room; });
-  share_out(
-      clusters_, limits.clusters, [](S & s) -> auto& { return s.clusters.room; });
-  share_out(
-      weights_, limits.weights, [](S & s) -> auto& { return s.weight_room; });
+  const auto room = static_cast<size_t>(limits.read);
+  read_.reset(new KeyRun[selections_.size() * room]);
+  for (size_t i = 0; i < selections_.size(); ++i) {
+    selections_[i].read.room = {read_.get() + i * room, room};
+  }
   // A block of t tokens has ceil(t * group / kTileRows) tiles of rows a head.
   const int64_t tiles = kv_heads_ * (max_tokens * group_ / kTileRows + blocks + 1);
   tasks_.reserve(static_cast<size_t>(tiles + kTargetTasks));
   states_.reset(new float[static_cast<size_t>((kMostStates + threads) * kTileRows * (dim_ + 2))]);
 }
 
-std::span<const AttendTask> WorkPlan::make(const LayerView& view, const LayerTable& table,
+std::span<const AttendTask> WorkPlan::make(const LayerView& view,
                                            std::span<const QueryBlock> blocks) {
   tasks_.clear();
   int64_t states = 0;
   for (int64_t head = 0; head < kv_heads_; ++head) {
-    keys_[head] = head_keys(view, table, head);
+    keys_[head] = head_keys(view, head);
     const auto for_each_tile = [&](const auto& f) {
       for (int64_t block = 0; block < std::ssize(blocks); ++block) {
         const int64_t rows = blocks[block].tokens * group_;

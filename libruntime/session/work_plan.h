@@ -40,8 +40,7 @@ class WorkPlan {
   }
 
   // Once these selections are made. The tasks of the same rows follow each other.
-  std::span<const AttendTask> make(const LayerView& view, const LayerTable& table,
-                                   std::span<const QueryBlock> blocks);
+  std::span<const AttendTask> make(const LayerView& view, std::span<const QueryBlock> blocks);
   KeySequence keys_of(const AttendTask& task) const {
     return {&keys_[task.head], &selections_[task.block * kv_heads_ + task.head]};
   }
@@ -53,9 +52,7 @@ class WorkPlan {
 
   const int64_t kv_heads_, all_heads_, group_, dim_;
   std::vector<HeadSelection> selections_;
-  std::unique_ptr<KeyRun[]> read_, by_code_;
-  std::unique_ptr<ClusterRun[]> clusters_;
-  std::unique_ptr<ClusterWeight[]> weights_;
+  std::unique_ptr<KeyRun[]> read_;
   std::vector<HeadKeys> keys_;  // [Hkv] of the layer
   std::vector<AttendTask> tasks_;
   std::unique_ptr<float[]> states_;  // [kMostStates + threads, kTileRows, d + 2]

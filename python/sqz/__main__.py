@@ -41,7 +41,7 @@ def _build(options: argparse.Namespace) -> dict[str, Any]:
         with open(options.chat, encoding="utf-8") as file:
             chat = json.load(file)
     model, tokenizer = _load(options)
-    names = ("levels", "rows", "key_codes", "max_tokens", "sink", "tail", "partition", "page_size", "level_fractions",
+    names = ("levels", "rows", "max_tokens", "sink", "tail", "partition", "page_size", "level_fractions",
              "coarse_keep", "iterations", "layers16", "seed", "threads", "engine")
     built: sqz.Built = sqz.build(model, tokenizer, options.texts, options.output, overwrite=options.force, chat=chat,
                                  after=options.after, progress=False if options.quiet else None, **{name: getattr(options, name) for name in names})
@@ -81,9 +81,8 @@ def _prompts(path: str) -> list[str]:
 
 def _compress(options: argparse.Namespace) -> dict[str, Any]:
     with sqz.Index(options.index) as index:
-        return _builder.compress(index, options.output, rows=options.rows, key_codes=options.key_codes,
-                                 layers16=options.layers16, seed=options.seed, threads=options.threads,
-                                 replace=options.force)
+        return _builder.compress(index, options.output, rows=options.rows, layers16=options.layers16,
+                                 threads=options.threads, replace=options.force)
 
 
 def _numbers(kind: Any) -> Any:
@@ -110,13 +109,12 @@ def _parser() -> argparse.ArgumentParser:
 
     def code_options(added: argparse.ArgumentParser, rows: list[str]) -> None:
         added.add_argument("--rows", choices=rows, help="how keys and values are stored: 16 bits, or codes of 8 (q8)")
-        added.add_argument("--key-codes", type=int, metavar="BITS", help="bits a dimension of codes that choose keys")
         added.add_argument("--layers16", type=_numbers(int), help="layers whose rows stay in 16 bits: 0,1")
-        added.add_argument("--seed", type=int, help="of everything random (0)")
         added.add_argument("--threads", type=int, help="of the clustering (all cores)")
         added.add_argument("--force", action="store_true", help="replace an existing output")
 
     build = command("build", _build, "Build the index of a fixed context: text files and folders of them.")
+    build.add_argument("--seed", type=int, help="of everything random (0)")
     build.add_argument("texts", nargs="+", metavar="TEXT", help="text files, or folders of them")
     model_options(build)
     build.add_argument("-o", "--output", required=True, help="the index to write")
@@ -149,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--force", action="store_true", help="replace an existing output of -o")
     calibrate.add_argument("--answer-tokens", type=int, default=16, help="tokens of each answer that count (16)")
 
-    compress = command("compress", _compress, "Store keys and values of an index in fewer bits, or add key codes.")
+    compress = command("compress", _compress, "Store keys and values of an index in 8 bits.")
     compress.add_argument("index", metavar="INDEX")
     compress.add_argument("-o", "--output", required=True, help="the index to write")
     code_options(compress, ["q8"])

@@ -99,7 +99,7 @@ def info(index: Index) -> dict[str, Any]:
 
 
 def compress(index: Index, output: str, tell: Tell | None = None, **options: Any) -> dict[str, Any]:
-    """{"path", "bytes", "bytes_before", "rows", "key_codes"}."""
+    """{"path", "bytes", "bytes_before", "rows"}."""
     progress = Progress(tell)
     with index._pointer.lock:
         progress.check(lib.sqz_index_compress(index._pointer.at, os.fsencode(output), _json(options),

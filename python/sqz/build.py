@@ -28,7 +28,7 @@ class Built(os.PathLike[str]):
 
 
 def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output: Path, *, levels: int | None = None,
-          rows: str | None = None, key_codes: int | None = None, chat: bool | dict[str, Any] = False,
+          rows: str | None = None, chat: bool | dict[str, Any] = False,
           max_tokens: int | None = None, after: Sequence[Path] = (), overwrite: bool = False, progress: Progress = None,
           **options: Any) -> Built:
     """Builds the index of a fixed context: runs the model once over it, on its own device.
@@ -43,8 +43,8 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     after: indexes of the same model that the texts continue, one behind the other. Their tokens are not computed again:
     the pass attends to all of their keys. The new index serves behind these alone, as if all were one text.
     output: the index to write. It appears when it is whole: nothing is there after an error or Ctrl-C.
-    levels (2) of the tree of clusters; rows "bf16", "f16" or "q8"; key_codes 0, 1 or 2 bits; max_tokens: the first ones
-    alone; options: sink, tail, partition, page_size, level_fractions, coarse_keep, iterations, layers16,
+    levels (2) of the tree of clusters; rows "bf16", "f16" or "q8"; max_tokens: the first ones alone;
+    options: sink, tail, partition, page_size, level_fractions, coarse_keep, iterations, layers16,
     seed, threads, engine, as `sqz-index build` has them (sqz_build.h).
     progress: a bar on a terminal (None), a bar or none (True, False), or a function that gets 0 to 1.
 
@@ -78,7 +78,7 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
         show, attention = stack.enter_context(_shown("build", progress)), sdpa_attention_forward
         front = [stack.enter_context(sqz.Index(one)) for one in after]
         made = stack.enter_context(Build(
-            path, description, tokens, levels=levels, rows=rows, key_codes=key_codes, tokenizer_hash=digest,
+            path, description, tokens, levels=levels, rows=rows, tokenizer_hash=digest,
             chat=chat or None, gpu=gpu, replace=overwrite, after=[one.info.context_id for one in front] or None, **options))
         if front:  # RoPE is about differences: the new tokens begin with 0, and what is in front stands before that
             behind = FixedContext(model, front, tokenizer=tokenizer, selector="dense", _from_zero=True)

@@ -113,7 +113,7 @@ def svg_of(plots: Sequence[Plot]) -> str:
 
 def setting_of(row: Event) -> str:
     """The line of a plot that a row belongs to: "squeezed, 2 levels, rule budget"."""
-    texts = {"rows": "rows {}", "key_codes": "key codes {}", "levels": "{} levels", "rule": "rule {}",
+    texts = {"rows": "rows {}", "levels": "{} levels", "rule": "rule {}",
              "dense_layers": "dense layers {}", "layers": "layers {}"}
     usual = {"levels": 0, "layers": "uniform"}
     return ", ".join([text(row, "selector"), *(form.format(row[name]) for name, form in texts.items()

@@ -52,8 +52,7 @@ class Session(Handle):
         or "saap". Unless it is dense, give one of the next three.
     budget: fraction of the context's bytes, in (0, 1]. keep: fraction of the clustered keys. thresholds: one for each
         level in use, coarse to fine.
-    rule: "budget" (the default) or "threshold", which thresholds imply. What is not read is dropped; "squeezed"
-        approximates it if the index has key codes, which a GPU does not use.
+    rule: "budget" (the default) or "threshold", which thresholds imply.
     levels: of the tree, 0 = all. block: query tokens that share a selection, 0 = all of a call's.
     dense_layers: the model's first layers, which are read whole; 0 = what the selector wants, -1 = none.
     layer_scales: each layer's keep as a multiple of the average; not with the rule "threshold". uniform_layers: all

@@ -70,9 +70,7 @@ const Field kIndex[] = {
 
 const Field kTree[] = {{"/calibration/coarse_keep", Type::kRow},
                        {"/calibration/coarse_keep/0", Type::kNumber, 0, 1},
-                       {"/rows", Type::kWord, 0, 0, true},
-                       {"/key_codes", Type::kInteger, 1, 2},
-                       {"/rotation_seed", Type::kInteger, 0, kInt64}};
+                       {"/rows", Type::kWord, 0, 0, true}};
 const Field kPages[] = {{"/page_size", Type::kInteger, 1, kMaxPageSize},
                         {"/layer_budgets", Type::kObject, 0, 0, true},
                         {"/layer_budgets/allocation", Type::kText},
@@ -147,15 +145,12 @@ const Conflict kConflicts[] = {
     {"nothing_clustered", R"({"model": {"sliding_window": [8, 8]}})", "layers[1].window"},
     {"q8", R"({"format_version": 1})", "format_version"},
     {"q8", R"({"rows": null})", "layers.0.keys"},
-    {"q8", R"({"key_codes": 2})", "layers.0.key_codes"},
-    {"q8", R"({"key_codes": null})", "layers.0.key_codes"},
     {"q8", R"({"value_means": false})", "value_means"},
     {"q8", R"({"layers": [{"dense": false, "window": 0, "rows": "q8"}]})", "rows"},
     {"q8", R"({"layers": [{"dense": false, "window": 0, "rows": "16"}]})", "layers.0.keys"},
     {"pages", R"({"page_size": 4})", "layers.0.pages.min"},
     {"pages", R"({"partition": "kmeans"})", "levels"},
     {"pages", R"({"levels": 1})", "levels"},
-    {"pages", R"({"key_codes": 1, "format_version": 2, "rotation_seed": 0})", "partition"},
     {"pages", R"({"heavy_hitters": false})", "layers.0.heavy"},
     {"pages", R"({"layer_budgets": {"budget": [9]}})", "budget"},
     {"pages", R"({"layer_budgets": {"context": 7}})", "uniform_budget"},

@@ -38,5 +38,13 @@ TEST(OldVersions, CurvesOfSingleKeysAreUnused) {
   EXPECT_EQ(file->verify().message(), "");
 }
 
+TEST(OldVersions, CodesOfSingleKeysAreUnused) {
+  const auto file = golden("version2");
+  ASSERT_NE(file, nullptr);
+  EXPECT_FALSE(file->tensor("layers.0.key_codes").empty());
+  EXPECT_FALSE(file->tensor("rotation").empty());
+  EXPECT_EQ(file->layer(0).coded_keys.bits, 8);
+}
+
 }  // namespace
 }  // namespace sqz

@@ -47,12 +47,9 @@ Status write_indexes(const std::filesystem::path& folder) {
   const std::string plain = at(folder, "plain.sqz");
   SQZ_RETURN_IF_ERROR(write_tiny_index(plain, clusters).status());
   SQZ_ASSIGN_OR_RETURN(const auto rows, SqzFile::open(plain, OpenMode::kRead));
-  for (const auto& [name, options] :
-       {std::pair{"q8.sqz", CompressOptions{.rows = RowKind::kQ8, .key_codes = 1}},
-        {"key_codes.sqz", CompressOptions{.key_codes = 2}}}) {
-    SQZ_RETURN_IF_ERROR(
-        compress_index(Env::posix(), *rows, options, at(folder, name), true, 1).status());
-  }
+  SQZ_RETURN_IF_ERROR(
+      compress_index(Env::posix(), *rows, {.rows = RowKind::kQ8}, at(folder, "q8.sqz"), true, 1)
+          .status());
   std::filesystem::remove(plain);
 
   o.layer_budgets = {};

@@ -142,12 +142,11 @@ TEST_F(CApiBuild, HasTheBytesOfLibindex) {
 
   build(
       R"({"sink": 4, "tail": 20, "tokenizer_hash": "00000000000000ab", "replace": true, "rows": "f16", "levels": 1,
-            "key_codes": 2, "seed": 5, "iterations": 3})");
+            "seed": 5, "iterations": 3})");
   BuildOptions other;
   other.dtype = DType::kF16;
   other.level_fractions = {0.05};
-  other.compress.key_codes = 2;
-  other.seed = other.compress.seed = 5;
+  other.seed = 5;
   other.iterations = 3;
   EXPECT_EQ(testing::read_file(path_), built_by_libindex(other));
 }
@@ -247,8 +246,8 @@ TEST_F(CApiBuild, CalibratesCompressesAndDescribes) {
             SQZ_OK)
       << sqz_last_error();
   EXPECT_EQ(testing::read_file(found), testing::read_file(expected));
-  expect_refused(sqz_index_compress(index, found.c_str(), "{}", nullptr), SQZ_INVALID_ARGUMENT,
-                 "neither rows nor key_codes");
+  expect_refused(sqz_index_compress(index, found.c_str(), R"({"rows": "q4"})", nullptr),
+                 SQZ_INVALID_ARGUMENT, "rows: found \"q4\"");
 
   sqz_index_close(index);
 }

@@ -66,15 +66,13 @@ TEST(Attend, EveryInstructionSetGivesTheSame) {
                                                  .tokens = 300,
                                                  .clusters = {8, 40},
                                                  .dtype = stored_as};
-    for (const auto& [rows, codes] :
-         {std::pair{RowKind::k16, 0}, {RowKind::kQ8, 0}, {RowKind::kQ8, 2}, {RowKind::k16, 1}}) {
-      const CompressOptions compress = {.rows = rows, .key_codes = codes};
-      const Served served =
-          compress.any() ? testing::serve_coded(shape, compress) : testing::serve(shape);
+    for (const RowKind rows : {RowKind::k16, RowKind::kQ8}) {
+      const Served served = rows == RowKind::k16 ? testing::serve(shape)
+                                                 : testing::serve_coded(shape, {.rows = rows});
       for (const SelectorKind selector : {SelectorKind::kDense, SelectorKind::kSqueezed}) {
         SelectionRequest request{.selector = selector, .rule = RuleKind::kBudget};
         request.keep = selector == SelectorKind::kDense ? 0 : 0.3;
-        SCOPED_TRACE(concat("dim ", dim, " rows ", rows_name(rows), " codes ", codes));
+        SCOPED_TRACE(concat("dim ", dim, " rows ", rows_name(rows)));
         different += compare_kernels(served, request);
         if (HasFailure()) return;
       }
@@ -117,25 +115,23 @@ TEST(Attend, ManyBlocksEqualSingleBlocks) {
 TEST(Attend, HugeLogitsAreNeitherNanNorNothing) {
   const testing::TinyIndexOptions shape{
       .layers = 1, .head_dim = 64, .tokens = 900, .clusters = {6, 60}};
-  for (const int codes : {0, 2}) {
-    const Served served = testing::serve_coded(shape, {.rows = RowKind::kQ8, .key_codes = codes});
-    const auto session = testing::open_session(
-        served, testing::session_options({.rule = RuleKind::kBudget, .keep = 0.3}));
-    const auto layer = testing::decode(served.index->layers[0]);
-    for (const int64_t tokens : {1, 20}) {
-      // A key's own direction, so long that exp() of logits overflows, and of differences vanishes.
-      std::vector<float> queries(static_cast<size_t>(tokens * 4 * 64));
-      for (size_t i = 0; i < queries.size(); ++i) queries[i] = 3000 * layer.keys[i];
-      const auto output = testing::attend(*session, 0, queries);
-      ASSERT_TRUE(output.ok()) << output.status().message();
-      EXPECT_GT(*std::max_element(output->lse.begin(), output->lse.end()), 1e4f);
-      for (const float x : output->out) ASSERT_TRUE(std::isfinite(x));
-      for (const float x : output->lse) ASSERT_TRUE(std::isfinite(x));
-    }
-    const double kept = static_cast<double>(session->counters(0).keys_read) /
-                        static_cast<double>(session->counters(0).keys_possible);
-    EXPECT_NEAR(kept, 0.3, 0.05) << "an underflow dropped keys";
+  const Served served = testing::serve_coded(shape, {.rows = RowKind::kQ8});
+  const auto session = testing::open_session(
+      served, testing::session_options({.rule = RuleKind::kBudget, .keep = 0.3}));
+  const auto layer = testing::decode(served.index->layers[0]);
+  for (const int64_t tokens : {1, 20}) {
+    // A key's own direction, so long that exp() of logits overflows, and of differences vanishes.
+    std::vector<float> queries(static_cast<size_t>(tokens * 4 * 64));
+    for (size_t i = 0; i < queries.size(); ++i) queries[i] = 3000 * layer.keys[i];
+    const auto output = testing::attend(*session, 0, queries);
+    ASSERT_TRUE(output.ok()) << output.status().message();
+    EXPECT_GT(*std::max_element(output->lse.begin(), output->lse.end()), 1e4f);
+    for (const float x : output->out) ASSERT_TRUE(std::isfinite(x));
+    for (const float x : output->lse) ASSERT_TRUE(std::isfinite(x));
   }
+  const double kept = static_cast<double>(session->counters(0).keys_read) /
+                      static_cast<double>(session->counters(0).keys_possible);
+  EXPECT_NEAR(kept, 0.3, 0.05) << "an underflow dropped keys";
 }
 
 TEST(Attend, ARequestThatIsNotFiniteIsNanAndTheOthersAreServed) {

@@ -20,7 +20,7 @@ inline Served serve_coded(const TinyIndexOptions& options, const CompressOptions
 // The layer as float32: rows of codes decoded.
 struct Decoded {
   LayerView view;
-  std::vector<float> keys, values, codes, exact_keys, exact_values;
+  std::vector<float> keys, values, exact_keys, exact_values;
   std::vector<std::vector<float>> means;
 };
 
@@ -36,22 +36,17 @@ inline std::vector<float> decode(const LayerView& view, const CodedRows& all, co
   const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
   const int64_t d = view.head_dim;
   std::vector<float> out;
-  std::vector<int8_t> numbers(static_cast<size_t>(d));
   for (int64_t head = 0; head < view.kv_heads; ++head) {
     const CodedRows rows = all.from_head(head, view.slots, d);
     const uint32_t* offsets = finest.offsets + head * (finest.clusters + 1);
     for (int64_t c = 0, slot = 0; slot < view.slots; ++slot) {
       while (slot >= offsets[c + 1]) ++c;
-      decode_row(rows.codes + slot * code_bytes(d, rows.bits), rows.bits, d, numbers.data());
       const double scale = reference::element(view.dtype, rows.scales, slot);
       for (int64_t i = 0; i < d; ++i) {
-        double x = 0;
-        for (int64_t j = 0; j < d; ++j) {
-          const double turn = !rows.rotated() ? i == j : double{view.rotation[i * d + j]};
-          x += turn * numbers[static_cast<size_t>(j)];
-        }
-        x = x * scale + reference::element(view.dtype, means, (head * finest.clusters + c) * d + i);
-        out.push_back(static_cast<float>(x));
+        const auto number = static_cast<int8_t>(rows.codes[slot * d + i]);
+        const double mean =
+            reference::element(view.dtype, means, (head * finest.clusters + c) * d + i);
+        out.push_back(static_cast<float>(number * scale + mean));
       }
     }
   }
@@ -66,7 +61,6 @@ inline Decoded decode(const LayerView& view) {
       coded ? decode(view, view.coded_keys, finest.centroids) : floats(view, view.keys, view.slots);
   out.values = coded ? decode(view, view.coded_values, finest.value_means)
                      : floats(view, view.values, view.slots);
-  if (view.key_codes.bits > 0) out.codes = decode(view, view.key_codes, finest.centroids);
   out.exact_keys = floats(view, view.exact_keys, view.exact);
   out.exact_values = floats(view, view.exact_values, view.exact);
   for (int k = 0; k < view.levels; ++k) {

@@ -38,7 +38,6 @@ struct PropertyCase {
   bool turned_lse = false, before_rope = false;
 
   int64_t group() const { return model.group_size(); }
-  bool codes() const { return build.compress.key_codes > 0 && !gpu; }
   sqz_session_options options(int threads) const {
     auto o = runtime::make<sqz_session_options>();
     o.device_type = gpu ? 2 : 1;
@@ -60,17 +59,16 @@ struct PropertyCase {
 };
 
 inline std::string describe(const PropertyCase& c) {
-  std::string out =
-      concat("seed ", c.seed, ": partition ", partition_name(c.build.partition),
-             c.pruned_keep > 0 ? " pruned" : "", " layers ", c.model.layers, " heads ",
-             c.model.query_heads, "/", c.model.kv_heads, " dim ", c.model.head_dim, " tokens ",
-             c.tokens, " sink ", c.build.sink, " tail ", c.build.tail, " levels ",
-             c.build.level_fractions.size(), " page ", c.build.page_size, " rows ",
-             rows_name(c.build.compress.rows), " codes ", c.build.compress.key_codes, " dtype ",
-             dtype_name(c.build.dtype), "; selector ", sqz_selector_name(c.selector),
-             c.by_auto ? " (auto)" : "", " rule ", c.by_budget_rule ? "budget" : "threshold",
-             " budget ", c.budget, " keep ", c.keep, " block ", c.block, " levels ", c.levels,
-             " dense_layers ", c.dense_layers, "; queries ", dtype_name(c.dtype), " indptr");
+  std::string out = concat(
+      "seed ", c.seed, ": partition ", partition_name(c.build.partition),
+      c.pruned_keep > 0 ? " pruned" : "", " layers ", c.model.layers, " heads ",
+      c.model.query_heads, "/", c.model.kv_heads, " dim ", c.model.head_dim, " tokens ", c.tokens,
+      " sink ", c.build.sink, " tail ", c.build.tail, " levels ", c.build.level_fractions.size(),
+      " page ", c.build.page_size, " rows ", rows_name(c.build.compress.rows), " dtype ",
+      dtype_name(c.build.dtype), "; selector ", sqz_selector_name(c.selector),
+      c.by_auto ? " (auto)" : "", " rule ", c.by_budget_rule ? "budget" : "threshold", " budget ",
+      c.budget, " keep ", c.keep, " block ", c.block, " levels ", c.levels, " dense_layers ",
+      c.dense_layers, "; queries ", dtype_name(c.dtype), " indptr");
   for (const int64_t t : c.indptr) out += concat(" ", t);
   for (const double t : c.thresholds) out += concat(" T ", t);
   for (const double s : c.layer_scales) out += concat(" scale ", s);
@@ -121,8 +119,6 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
   b.heavy_hitters = chance(40);
   if (b.partition == Partition::kKmeans) {
     b.compress.rows = chance(40) ? RowKind::kQ8 : RowKind::k16;
-    b.compress.key_codes = static_cast<int>(pick({0, 0, 1, 2}));
-    b.compress.seed = seed;
     const auto sparse = static_cast<int64_t>(seed) % layers;
     if (b.compress.rows != RowKind::k16 && layers > 1 && chance(30)) b.compress.layers16 = {sparse};
   }
@@ -184,7 +180,7 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
                      c.selector == SQZ_SELECTOR_H2O;
   const bool ruled = c.selector == SQZ_SELECTOR_SQUEEZED;
   c.block = chance(50) ? 0 : between(1, 6);
-  if (fixed && !coded && b.compress.key_codes == 0 && chance(60)) {
+  if (fixed && !coded && chance(60)) {
     c.pruned_keep = real(0.1, 0.9);
     c.keep = chance(50) ? c.pruned_keep : 0;
     c.by_auto = chance(50);

@@ -43,7 +43,6 @@ class PropertyOracle {
   bool fallback() const { return fallback_; }
   bool refused() const { return refused_; }  // the budget cannot be met
   bool selects(int64_t layer) const { return !dense_ && scales_[layer] > 0; }
-  bool estimates() const { return c_.selector == SQZ_SELECTOR_SQUEEZED && c_.codes(); }
   int64_t first_exact(int64_t layer) const {
     return c_.selector == SQZ_SELECTOR_WINDOW && selects(layer) ? metadata_.sink : 0;
   }
@@ -71,8 +70,6 @@ class PropertyOracle {
       }
       p.log_thresholds.push_back(log_threshold(scope));
       p.share = head_share(calibration_.shares, scope, layer, head);
-      if (c_.codes()) p.codes = codes(layer);
-      p.alive = alive_;
       return reference::select(view, head, queries, tokens, c_.group(), scale(), p);
     }
     if (c_.selector == SQZ_SELECTOR_SAAP) return best_buckets(layer, head, before, tokens);
@@ -92,7 +89,6 @@ class PropertyOracle {
     return all;
   }
 
-  const void* codes(int64_t layer) const { return layers_[layer].codes.data(); }
   const LayerView& decoded(int64_t layer) const { return layers_[layer].view; }
   double scale() const { return c_.model.attention_scale; }
 
@@ -103,11 +99,6 @@ class PropertyOracle {
     const int64_t keys = std::count(s.slots.begin(), s.slots.end(), true);
     int64_t bytes = keys * v.slot_bytes() + row * s.centroids;
     bytes += 2 * row * (v.exact - first_exact(layer));
-    if (estimates() && selects(layer)) {
-      bytes += row * (std::ssize(s.estimated) + s.means);
-      const int64_t guessed = std::count(s.guessed.begin(), s.guessed.end(), true);
-      return bytes + (keys + guessed) * v.key_code_bytes();
-    }
     if (v.coded_keys.bits == 0) return bytes;
     // Mean value of each cluster of which a key is read, and its centroid unless it was scored.
     const LevelView& finest = v.level[v.levels - 1];
@@ -125,7 +116,7 @@ class PropertyOracle {
   }
 
   // How far the delivered budget may be above the asked one: half a cluster a head and, of a tree
-  // or codes, what its own costs vary. The rule threshold promises nothing.
+  // or rows of codes, what its own costs vary. The rule threshold promises nothing.
   double slack() const {
     const bool ruled = c_.selector == SQZ_SELECTOR_SQUEEZED;
     if (ruled && !c_.by_budget_rule) return 2;
@@ -142,7 +133,7 @@ class PropertyOracle {
       for (int k = 0; k < v.levels; ++k) clusters += static_cast<double>(v.level[k].clusters);
       if (levels_ > 1 || v.coded_keys.bits > 0) vectors = std::max(vectors, clusters);
     }
-    return (most * (c_.codes() ? 1 : 0.5) + vectors) / static_cast<double>(c_.tokens) + 0.01;
+    return (most * 0.5 + vectors) / static_cast<double>(c_.tokens) + 0.01;
   }
 
  private:
@@ -176,11 +167,11 @@ class PropertyOracle {
 
   // Units of one key and its value, of an average sparse layer.
   struct Cost {
-    double fixed = 0, per_keep = 0, codes = 0, least_keep = 0;
+    double fixed = 0, per_keep = 0, least_keep = 0;
   };
-  Cost cost(int levels, double alive) const {
+  Cost cost(int levels) const {
     Cost out;
-    double sparse = 0, slots = 0, unit = 0, code = 0, coded = 0;
+    double sparse = 0, slots = 0, unit = 0, coded = 0;
     const LayerView* any = nullptr;
     for (const LayerView& v : views_) {
       if (v.slots == 0) continue;
@@ -189,7 +180,6 @@ class PropertyOracle {
       slots = static_cast<double>(v.slots);
       const auto row = static_cast<double>(2 * v.head_dim * dtype_size(v.dtype));
       unit += static_cast<double>(v.slot_bytes()) / row;
-      code = c_.codes() ? static_cast<double>(v.key_code_bytes()) / row : 0;
       coded += v.coded_keys.bits > 0;
     }
     unit /= sparse;
@@ -213,18 +203,13 @@ class PropertyOracle {
     } else {
       const auto through = [&](int k) {  // share of the keys below the clusters of level k
         const auto& keep = calibration_.coarse_keep;
-        return k == 0        ? 1.0
-               : k == levels ? 0.0
-                             : keep[keep.size() - static_cast<size_t>(levels - k)];
+        return k == 0 ? 1.0 : keep[keep.size() - static_cast<size_t>(levels - k)];
       };
       for (int k = 0; k < levels; ++k) {
         const auto n = static_cast<double>(any->level[any->levels - levels + k].clusters);
         out.fixed += 0.5 * through(k) * n;
-        if (estimates()) out.fixed += 0.5 * (through(k) - through(k + 1)) * n;
       }
-      out.codes = code * slots;
-      out.fixed += alive * out.codes;
-      if (!estimates()) out.per_keep += 0.5 * coded * finest;
+      out.per_keep += 0.5 * coded * finest;
     }
     return out;
   }
@@ -241,26 +226,19 @@ class PropertyOracle {
     }
     if (!c_.thresholds.empty()) {
       budget_ = keep_ = 0;
-      alive_ = c_.codes() ? 0.5 : 0;
       return;
     }
     ASSERT_TRUE(sparse);
     const auto tokens = static_cast<double>(c_.tokens);
     Cost at;
     const auto plan = [&] {
-      for (int i = 0; i < 40; ++i) {
-        at = cost(levels_, alive_);
-        keep_ = c_.keep > 0 ? c_.keep : (c_.budget * tokens - at.fixed) / at.per_keep;
-        budget_ = c_.keep > 0 ? (at.fixed + c_.keep * at.per_keep) / tokens : c_.budget;
-        if (at.codes == 0) return;
-        // How often what is left pays for the codes of all keys.
-        const double times = (budget_ * tokens - cost(levels_, 0).fixed) / at.codes;
-        alive_ = std::clamp(1 - std::exp(-times), 0.0, std::max(0.0, 0.6 * times));
-      }
+      at = cost(levels_);
+      keep_ = c_.keep > 0 ? c_.keep : (c_.budget * tokens - at.fixed) / at.per_keep;
+      budget_ = c_.keep > 0 ? (at.fixed + c_.keep * at.per_keep) / tokens : c_.budget;
     };
     plan();
     if (c_.selector == SQZ_SELECTOR_SQUEEZED && levels_ > 1 &&
-        std::max(keep_, alive_) > calibration_.coarse_keep.back()) {
+        keep_ > calibration_.coarse_keep.back()) {
       levels_ = 1;
       plan();
     }
@@ -429,7 +407,7 @@ class PropertyOracle {
   std::vector<double> scales_;  // [layers]; 0: read whole
   bool spread_ = false, dense_ = false, fallback_ = false, refused_ = false;
   int levels_ = 1;
-  double keep_ = 1, budget_ = 1, alive_ = 0;
+  double keep_ = 1, budget_ = 1;
 };
 
 }  // namespace sqz::testing

@@ -75,10 +75,6 @@ struct SelectParameters {
   bool budget_rule = false;
   std::vector<double> log_thresholds;  // [levels]
   double share = 0;                    // budget rule: fraction of the head's keys
-  // With key codes: what they stand for, [Hkv, M, d] as view.dtype, and the fraction of the keys
-  // whose codes are read at least.
-  const void* codes = nullptr;
-  double alive = 0;
 };
 
 struct Cluster {
@@ -87,12 +83,9 @@ struct Cluster {
 };
 
 struct Selected {
-  std::vector<bool> slots;         // [M]
-  std::vector<Cluster> estimated;  // scored but not kept, with at least one key
-  std::vector<bool> guessed;       // [M] keys that count by their code; empty without key codes
-  int64_t centroids = 0;           // scored
-  int64_t means = 0;               // finest clusters whose codes are read
-  double margin = kInfinity;       // how close the nearest decision was, in log S
+  std::vector<bool> slots;    // [M]
+  int64_t centroids = 0;      // scored
+  double margin = kInfinity;  // how close the nearest decision was, in log S
 };
 
 // The first slot below cluster `index` of `level`; of index n_k: M.
@@ -105,33 +98,6 @@ inline int64_t first_slot(const LayerView& view, int64_t head, int level, int64_
 
 inline int64_t keys_below(const LayerView& view, int64_t head, const Cluster& c) {
   return first_slot(view, head, c.level, c.index + 1) - first_slot(view, head, c.level, c.index);
-}
-
-// Keeps the `read` best slots of `out` by their codes, and approximates the others. `problem` is
-// that of the clusters.
-inline void choose_by_codes(ScoreProblem problem, const LayerView& view, int64_t head,
-                            const void* codes, int64_t read, Selected& out) {
-  const std::vector<uint32_t> ones(view.slots, 1);
-  const std::vector<uint8_t> alive(out.slots.begin(), out.slots.end());
-  problem.clusters = view.slots;
-  problem.sizes = ones.data();
-  problem.centroids = static_cast<const std::byte*>(codes) +
-                      head * view.slots * view.head_dim * dtype_size(view.dtype);
-  const std::vector<double> score = scores(problem, alive);
-  std::vector<int64_t> ranked;
-  for (int64_t i = 0; i < view.slots; ++i) {
-    if (alive[i] != 0) ranked.push_back(i);
-  }
-  std::stable_sort(ranked.begin(), ranked.end(),
-                   [&](int64_t a, int64_t b) { return score[a] > score[b]; });
-  out.guessed.assign(view.slots, false);
-  for (int64_t r = read; r < std::ssize(ranked); ++r) {
-    out.slots[ranked[r]] = false;
-    out.guessed[ranked[r]] = true;
-  }
-  if (read > 0 && read < std::ssize(ranked)) {
-    out.margin = std::min(out.margin, score[ranked[read - 1]] - score[ranked[read]]);
-  }
 }
 
 // queries: [tokens, group, d].
@@ -196,19 +162,12 @@ inline Selected select(const LayerView& view, int64_t head, const std::vector<fl
       return std::llround(share * static_cast<double>(view.slots));
     };
     if (p.budget_rule && (finest || keys < part(p.share))) keep_best(part(p.share), !finest);
-    const int64_t read = keys;
-    if (p.codes != nullptr && (finest || keys < part(p.alive))) {
-      keep_best(finest ? std::max<int64_t>(read, part(p.alive)) : part(p.alive), true);
-    }
 
     std::vector<uint8_t> next(finest ? 0 : view.level[level + 1].clusters, 0);
     const uint32_t* offsets = v.offsets + head * (v.clusters + 1);
     for (int64_t i = 0; i < v.clusters; ++i) {
       if (alive[i] == 0) continue;
-      if (!kept[i]) {
-        if (sizes[i] > 0) out.estimated.push_back({level, i});
-        continue;
-      }
+      if (!kept[i]) continue;
       for (uint32_t child = offsets[i]; child < offsets[i + 1]; ++child) {
         if (finest) {
           out.slots[child] = true;
@@ -218,10 +177,6 @@ inline Selected select(const LayerView& view, int64_t head, const std::vector<fl
       }
     }
     alive = next;
-    if (finest && p.codes != nullptr) {
-      out.means = std::count(kept.begin(), kept.end(), true);
-      choose_by_codes(problem, view, head, p.codes, read, out);
-    }
   }
   return out;
 }
@@ -285,13 +240,10 @@ class Attention {
   Attention(const float* q, const LayerView& view, double scale)
       : q_(q), view_(view), scale_(scale) {}
 
-  // Key and value are rows of arrays like LayerView's; bias is added to the logit.
-  void add(const void* keys, const void* values, int64_t row, double bias = 0) {
-    add(keys, row, values, row, bias);
-  }
-  void add(const void* keys, int64_t key, const void* values, int64_t value, double bias = 0) {
-    logits_.push_back(scale_ * dot(q_, view_.dtype, keys, key, view_.head_dim) + bias);
-    values_.push_back({values, value});
+  // Key and value are rows of arrays like LayerView's.
+  void add(const void* keys, const void* values, int64_t row) {
+    logits_.push_back(scale_ * dot(q_, view_.dtype, keys, row, view_.head_dim));
+    values_.push_back({values, row});
   }
 
   State state() const {
@@ -320,32 +272,15 @@ class Attention {
   std::vector<std::pair<const void*, int64_t>> values_;  // an array and a row of it
 };
 
-// Exact keys from `first_exact` on, the selected slots, and the estimates if asked for. codes: as
-// SelectParameters::codes; a guessed key has the mean value of its finest cluster.
+// Exact keys from `first_exact` on, and the selected slots.
 inline State attend(const float* q, const LayerView& view, int64_t head, double scale,
-                    const Selected& selected, bool estimate, int64_t first_exact = 0,
-                    const void* codes = nullptr) {
+                    const Selected& selected, int64_t first_exact = 0) {
   Attention attention(q, view, scale);
   for (int64_t i = first_exact; i < view.exact; ++i) {
     attention.add(view.exact_keys, view.exact_values, head * view.exact + i);
   }
   for (int64_t i = 0; i < view.slots; ++i) {
     if (selected.slots[i]) attention.add(view.keys, view.values, head * view.slots + i);
-  }
-  for (const Cluster& c : selected.estimated) {
-    if (!estimate) break;
-    const LevelView& level = view.level[c.level];
-    attention.add(level.centroids, level.value_means, head * level.clusters + c.index,
-                  std::log(static_cast<double>(keys_below(view, head, c))));
-  }
-  const LevelView& finest = view.level[std::max(view.levels - 1, 0)];
-  const uint32_t* offsets = finest.offsets + head * (finest.clusters + 1);
-  for (int64_t i = 0; i < finest.clusters && estimate && !selected.guessed.empty(); ++i) {
-    for (int64_t slot = offsets[i]; slot < offsets[i + 1]; ++slot) {
-      if (!selected.guessed[slot]) continue;
-      attention.add(codes, head * view.slots + slot, finest.value_means,
-                    head * finest.clusters + i);
-    }
   }
   return attention.state();
 }

@@ -244,7 +244,7 @@ std::vector<std::string> texts_of(const SettingOptions& options) {
     std::string text = setting.options.selector;
     if (setting.options.budget) text += concat(" ", *setting.options.budget);
     const Json json = Json::parse(JsonText(to_json(setting)).str());
-    for (const char* option : {"rows", "key_codes", "levels", "rule", "layers", "dense_layers"}) {
+    for (const char* option : {"rows", "levels", "rule", "layers", "dense_layers"}) {
       if (json.contains(option)) text += " " + json[option].dump();
     }
     out.push_back(text);
@@ -256,11 +256,11 @@ TEST(EvalSettings, AreTheCrossProductOfTheOptionsThatASelectorTakes) {
   SettingOptions options;
   options.selectors = {"squeezed", "dense", "squeezed"};
   options.budgets = {0.1, 0.2};
-  options.key_codes = {0, 2};
+  options.rows = {"bf16", "q8"};
   EXPECT_THAT(texts_of(options), ElementsAre("dense", R"(squeezed 0.1 0 "budget" "uniform")",
                                              R"(squeezed 0.2 0 "budget" "uniform")",
-                                             R"(squeezed 0.1 2 0 "budget" "uniform")",
-                                             R"(squeezed 0.2 2 0 "budget" "uniform")"));
+                                             R"(squeezed 0.1 "q8" 0 "budget" "uniform")",
+                                             R"(squeezed 0.2 "q8" 0 "budget" "uniform")"));
   options.selectors = {"quest", "stream", "saap"};
   options.budgets = {0.5};
   options.rules = {"threshold", "budget"};
@@ -272,7 +272,7 @@ TEST(EvalSettings, AreTheCrossProductOfTheOptionsThatASelectorTakes) {
                           R"(stream 0.5 "q8" "uniform" 0)", R"(saap 0.5 "uniform" 0)"));
   std::vector<std::string> kinds;
   for (const IndexKind& kind : index_kinds(make_settings(options))) kinds.push_back(kind.name());
-  EXPECT_THAT(kinds, ElementsAre("kmeans", "pages", "kmeans-q8-0", "buckets"));
+  EXPECT_THAT(kinds, ElementsAre("kmeans", "pages", "kmeans-q8", "buckets"));
   options = {};
   options.selectors = {"h2o"};
   options.layers = {"uniform", "a/l.json"};

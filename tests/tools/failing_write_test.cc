@@ -62,7 +62,7 @@ class FailingWrite : public ToolTest, public ::testing::WithParamInterface<Comma
 const Command kCommands[] = {
     {"build", "sqz-index build --capture $IN/a.h5 -o $OUT/x.sqz", "x.sqz"},
     {"corpus", "sqz-index build --manifest $IN/m.jsonl -o $OUT", "x.sqz"},
-    {"compress", "sqz-index compress $IN/a.sqz -o $OUT/x.sqz --rows q8 --key-codes 2", "x.sqz"},
+    {"compress", "sqz-index compress $IN/a.sqz -o $OUT/x.sqz --rows q8", "x.sqz"},
 #ifdef SQZ_WITH_TRAINING
     {"calibrate",
      "sqz-index calibrate $IN/b.sqz -m $MODEL --prompts $IN/q.txt --answer-tokens 1 -o $OUT/x.sqz",

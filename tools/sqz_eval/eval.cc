@@ -28,8 +28,7 @@ constexpr const char* kHelp =
     error    ||sparse - dense|| / ||dense|| of the attention output (the fixed context merged
              with the exact attention to the tokens since), mean over layers, query heads and
              tokens, all other layers dense; of the text that follows and of the questions
-    recall   part of the dense attention to the fixed context that is on keys that were read;
-             not of key codes on a CPU, which approximate the other keys
+    recall   part of the dense attention to the fixed context that is on keys that were read
   Contexts that differ only in their facts share a dense pass of the model: up to --share needles
   are planted in one text, and each trial's index leaves out the tokens of the facts that belong
   to others (at most 2 % of the context). --share 1 gives each trial a pass of its own. All
@@ -196,7 +195,6 @@ std::string table_text(const std::vector<JsonMembers>& rows) {
                                                          {"on", "on"},
                                                          {"selector", "selector"},
                                                          {"rows", "rows"},
-                                                         {"key_codes", "codes"},
                                                          {"levels", "levels"},
                                                          {"rule", "rule"},
                                                          {"layers", "layers"},
@@ -275,10 +273,6 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
                  "Rows of the index: bf16, q8 (of selectors that read clusters)")
       ->delimiter(',')
       ->check(CLI::IsMember({"bf16", "q8"}));
-  app.add_option("--key-codes", settings.key_codes,
-                 "Bits a dimension of the key codes that squeezed chooses by; 0: none")
-      ->delimiter(',')
-      ->check(CLI::Range(0, 2));
   app.add_option(
          "--layers", settings.layers,
          "Profiles (L.json) of sqz-profile-layers that spread the budget over the layers, and "

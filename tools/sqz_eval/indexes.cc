@@ -92,7 +92,7 @@ Status PassIndexes::make(EvalModel& model, const Pass& pass, const std::vector<I
       const std::string path = concat(unique_name(prefix), ".", v, "-", kind.name(), ".sqz");
       files_.push_back({v, kind, TemporaryName(path)});
       const BuildOptions options = index_options(kind, build);
-      if (options.compress.any()) continue;
+      if (kind.rows != RowKind::k16) continue;
       SQZ_ASSIGN_OR_RETURN(
           auto builder,
           IndexBuilder::create(Env::posix(), path, false, model.description(),
@@ -108,8 +108,8 @@ Status PassIndexes::make(EvalModel& model, const Pass& pass, const std::vector<I
     SQZ_RETURN_IF_ERROR(calibrate(model, pass, one.path, build.threads));
   }
   for (const File& file : files_) {
+    if (file.kind.rows == RowKind::k16) continue;
     const CompressOptions compress = index_options(file.kind, build).compress;
-    if (!compress.any()) continue;
     SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(path(file.view, {file.kind.partition})));
     SQZ_RETURN_IF_ERROR(
         compress_index(Env::posix(), *index, compress, file.name.path(), false, build.threads)

@@ -120,9 +120,7 @@ Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, bool l
     if (options_.wants(kError)) {
       SQZ_RETURN_IF_ERROR(add({kError, on}, i, *served[i], block_means(result.error, block)));
     }
-    // With key codes on a CPU, the lse counts the approximated keys, too.
-    const bool drops = gpu_ || settings_[i].index.key_codes == 0;
-    if (options_.wants(kRecall) && drops) {
+    if (options_.wants(kRecall)) {
       SQZ_RETURN_IF_ERROR(add({kRecall, on}, i, *served[i], block_means(result.recall, block)));
     }
   }

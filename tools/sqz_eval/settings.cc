@@ -22,15 +22,13 @@ JsonText allocation_json(const LayerBudgets& budgets) {
 
 std::string IndexKind::name() const {
   const std::string out = partition_name(partition);
-  return rows == RowKind::k16 && key_codes == 0 ? out
-                                                : concat(out, "-", rows_name(rows), "-", key_codes);
+  return rows == RowKind::k16 ? out : concat(out, "-", rows_name(rows));
 }
 
 BuildOptions index_options(const IndexKind& kind, const BuildOptions& base) {
   BuildOptions out = base;
   out.partition = kind.partition;
   out.compress.rows = kind.rows;
-  out.compress.key_codes = kind.key_codes;
   if (kind.partition != Partition::kBuckets) out.qmodel = nullptr;
   // Only indexes of clusters serve the selectors that need these.
   if (kind.partition != Partition::kKmeans) out.heavy_hitters = false;
@@ -41,7 +39,6 @@ JsonMembers to_json(const Setting& setting) {
   const SelectorOptions& options = setting.options;
   JsonMembers out = {{"selector", options.selector}, {"block", options.block}};
   if (setting.index.rows != RowKind::k16) out["rows"] = rows_name(setting.index.rows);
-  if (setting.index.key_codes > 0) out["key_codes"] = setting.index.key_codes;
   if (setting.has_levels()) out["levels"] = options.levels;
   if (setting.has_levels()) out["rule"] = options.rule;
   if (!setting.dense()) out["layers"] = options.layers;
@@ -63,26 +60,23 @@ std::vector<Setting> make_settings(const SettingOptions& o) {
   };
   for (const std::string& selector : o.selectors) {
     for (const auto& rows : o.rows) {
-      for (const int codes : o.key_codes) {
-        for (const int levels : o.levels) {
-          for (const auto& rule : o.rules) {
-            for (const double budget : o.budgets) {
-              for (const auto& layers : o.layers) {
-                if (selector == "dense") continue;
-                Setting setting;
-                setting.options.selector = selector;
-                setting.options.block = o.block;
-                setting.options.dense_layers = o.dense_layers;
-                setting.options.budget = budget;
-                setting.options.layers = layers;
-                setting.index.partition = partition_of(selector);
-                if (setting.has_levels()) setting.options.rule = rule;
-                if (setting.has_levels()) setting.options.levels = levels;
-                if (setting.has_levels()) setting.index.key_codes = codes;
-                const bool clusters = setting.index.partition == Partition::kKmeans;
-                if (clusters) setting.index.rows = rows_of(rows);
-                add(setting);
-              }
+      for (const int levels : o.levels) {
+        for (const auto& rule : o.rules) {
+          for (const double budget : o.budgets) {
+            for (const auto& layers : o.layers) {
+              if (selector == "dense") continue;
+              Setting setting;
+              setting.options.selector = selector;
+              setting.options.block = o.block;
+              setting.options.dense_layers = o.dense_layers;
+              setting.options.budget = budget;
+              setting.options.layers = layers;
+              setting.index.partition = partition_of(selector);
+              if (setting.has_levels()) setting.options.rule = rule;
+              if (setting.has_levels()) setting.options.levels = levels;
+              const bool clusters = setting.index.partition == Partition::kKmeans;
+              if (clusters) setting.index.rows = rows_of(rows);
+              add(setting);
             }
           }
         }

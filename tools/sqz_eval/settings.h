@@ -9,13 +9,12 @@
 
 namespace sqz::eval {
 
-// An index with rows of codes or key codes is compressed from the one without.
+// An index with rows of codes is compressed from the one without.
 struct IndexKind {
   Partition partition = Partition::kKmeans;
   RowKind rows = RowKind::k16;
-  int key_codes = 0;
 
-  std::string name() const;  // "kmeans", "kmeans-q8-2": part of the name of its file
+  std::string name() const;  // "kmeans", "kmeans-q8": part of the name of its file
   bool operator==(const IndexKind&) const = default;
 };
 
@@ -28,7 +27,6 @@ struct SettingOptions {
   std::vector<int> levels = {0};
   std::vector<std::string> rules = {"budget"};
   std::vector<std::string> rows = {"bf16"};
-  std::vector<int> key_codes = {0};
   int64_t block = 0;
   std::optional<int> dense_layers;
   std::vector<std::string> layers = {kUniformLayers};  // profiles of layers to compare

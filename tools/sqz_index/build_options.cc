@@ -81,9 +81,6 @@ void add_index_options(CLI::App& app, BuildArguments& arguments) {
 }  // namespace
 
 void add_code_options(CLI::App& app, CompressOptions& options) {
-  app.add_option("--key-codes", options.key_codes,
-                 "Bits a dimension of codes that choose single keys; 0: none")
-      ->check(CLI::Range(0, 2));
   app.add_option("--layers16", options.layers16, "Layers whose rows stay in 16 bits, from 0 on")
       ->delimiter(',')
       ->check(whole_number(0));
@@ -115,7 +112,7 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
 
 Status complete(BuildArguments& arguments, const CommonOptions& common) {
   BuildOptions& build = arguments.build;
-  build.seed = build.compress.seed = common.seed;
+  build.seed = common.seed;
   build.threads = common.threads;
   build.gpu = common.gpu().value_or(0);  // the model's GPU is the engine's: its keys need not move
   build.pass = pass_name(runner_options(arguments.source.run_dtype, common));

@@ -24,7 +24,7 @@ struct BuildArguments {
 
 void add_build_options(CLI::App& app, BuildArguments& arguments);
 
-// --key-codes, --layers16.
+// --layers16.
 void add_code_options(CLI::App& app, CompressOptions& options);
 
 // Puts into `arguments.build` what the common options say, and the classifier.

@@ -58,7 +58,6 @@ typedef struct sqz_build sqz_build;
  *   coarse_keep 0.5             fraction of the keys that the coarse levels let through
  *   iterations 10               of k-means
  *   rows "bf16"                 or "f16", "q8": how keys and values are stored
- *   key_codes 0                 bits a dimension of codes that choose single keys: 0, 1, 2
  *   layers16 []                 layers whose rows stay in 16 bits
  *   seed 0, threads 0           0 threads = all cores
  *   engine "auto", gpu 0        of k-means: "cuda" on that device where it can run, else "faiss",
@@ -122,8 +121,8 @@ SQZ_API sqz_status sqz_index_calibrate(const sqz_index* index, const int64_t* ca
                                        const char* options, const sqz_progress* progress);
 
 /* Publishes the index at `output` with rows in fewer bits: the bytes of a build with these options.
- * options: rows "q8" or none, key_codes 0, layers16 [], seed 0, replace false, threads 0.
- * Result: path, bytes, bytes_before, rows, key_codes. */
+ * options: rows "q8", layers16 [], replace false, threads 0.
+ * Result: path, bytes, bytes_before, rows. */
 SQZ_API sqz_status sqz_index_compress(const sqz_index* index, const char* output,
                                       const char* options, const sqz_progress* progress);
 

@@ -203,12 +203,7 @@ typedef struct sqz_session sqz_session;
 typedef enum sqz_selector {
   SQZ_SELECTOR_AUTO = 0,     /* the one that the index was built for: squeezed for clusters, quest
                                 for pages, saap for buckets, a pruned index's own */
-  SQZ_SELECTOR_SQUEEZED = 1, /* clusters scored by equations 1 to 3 of Squeezed Attention. If the
-                                index has key codes, they choose single keys, and unread keys are
-                                approximated: a key by its code and its cluster's mean value, a
-                                cluster of N keys by N keys equal to its centroid with the mean
-                                value. Without key codes, and on CUDA, which does not use them,
-                                unread keys are dropped */
+  SQZ_SELECTOR_SQUEEZED = 1, /* clusters scored by equations 1 to 3 of Squeezed Attention */
   SQZ_SELECTOR_DENSE = 2,    /* every key: the reference */
   SQZ_SELECTOR_QUEST = 3,    /* the pages with the greatest upper bound of q.k, as many as the
                                 budget pays; needs an index of pages */
@@ -244,7 +239,7 @@ typedef struct sqz_session_options {
   int32_t uniform_layers; /* 1: all layers keep the same share, whatever the index embeds */
   /* How much to read: exactly one of the next three, unless dense. All in (0, 1]; 0 = not given. */
   double budget; /* bytes to read, as a fraction of a sparse layer's keys and values. They include
-                    sinks, recent window, centroids or page bounds, key codes and value means */
+                    sinks, recent window, centroids or page bounds, and value means */
   double keep;   /* clustered keys to read, as a fraction of all: 1 - sparsity */
   const double* thresholds; /* [levels used], coarse to fine: T itself, as in the paper */
   int64_t block;            /* query tokens of a request that share one selection; 0 = all of a
@@ -309,8 +304,8 @@ typedef struct sqz_attend_args {
   int64_t layer;        /* 0 .. layers - 1 */
   const sqz_tensor* q;  /* [T, Hq, d] f32, f16 or bf16, after RoPE at positions >= N */
   sqz_tensor* out;      /* [T, Hq, d] dtype of q */
-  sqz_tensor* lse; /* [T, Hq] f32, any strides above 0; of scale * q.k over the keys that were read
-                      or approximated. Without such keys it is -infinity, and out is 0 */
+  sqz_tensor* lse;      /* [T, Hq] f32, any strides above 0; of scale * q.k over the keys that were
+                           read. Without such keys it is -infinity, and out is 0 */
   const int64_t* positions; /* [T] token positions of the queries, each >= N, or >= offset + N.
                                Layers with a sliding window need them; else null is fine. Host
                                memory, as indptr */
@@ -371,8 +366,8 @@ typedef struct sqz_stats {
   uint64_t selections;     /* (layer, block) pairs served */
   uint64_t keys_read;      /* clustered keys, summed over KV heads and selections */
   uint64_t keys_possible;
-  uint64_t bytes_read;  /* keys and values as they are stored, centroids, value means, key codes,
-                           sinks and recent window */
+  uint64_t bytes_read;  /* keys and values as they are stored, centroids, value means, sinks
+                           and recent window */
   uint64_t bytes_dense; /* bytes that dense attention would have read */
   double least_budget;  /* the least budget that can be met, which pays for centroids, sinks and
                            recent  window; 1 if nothing is to be selected, 0 with thresholds */

@@ -12,9 +12,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 
-#include "formats/coded_rows.h"
 #include "libruntime/kernels/cpu/kernels.h"
 
 // Integer functions contain no BF16 instructions, because only the BF16 intrinsics emit them. So
@@ -200,125 +198,8 @@ SQZ_AVX512 void dots_of(const Stored& stored, const int16_t* packed, int64_t row
   }
 }
 
-constexpr int64_t kLaneKeys = 16;  // keys of one vector, one a lane
-constexpr int64_t kShort = 32;     // bytes of their rows of codes
-// The greatest 16-bit number that is 256 times one 8-bit number plus another.
+// Of a query's 16-bit numbers.
 constexpr int kLargest = 127 * 256 + 127;
-
-// out[b]: bytes [4 b, 4 b + 4) of 16 rows of kShort bytes (`n` of them real: the others repeat the
-// last).
-SQZ_AVX512_INLINE void transpose16(const void* const* keys, int64_t n, __m512i out[8]) {
-  __m512i part[2][4];  // [u][d]: of rows 8 u to 8 u + 7, dwords d and d + 4 of four and four
-#pragma GCC unroll 2
-  for (int u = 0; u < 2; ++u) {
-    __m512i z[4];
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) {
-      const auto row = [&](int64_t i) SQZ_AVX512 {
-        return _mm256_loadu_si256(static_cast<const __m256i*>(keys[i < n ? i : n - 1]));
-      };
-      z[k] = _mm512_inserti64x4(_mm512_castsi256_si512(row(8 * u + k)), row(8 * u + k + 4), 1);
-    }
-    const __m512i a = _mm512_unpacklo_epi32(z[0], z[1]), b = _mm512_unpackhi_epi32(z[0], z[1]);
-    const __m512i c = _mm512_unpacklo_epi32(z[2], z[3]), d = _mm512_unpackhi_epi32(z[2], z[3]);
-    part[u][0] = _mm512_unpacklo_epi64(a, c);
-    part[u][1] = _mm512_unpackhi_epi64(a, c);
-    part[u][2] = _mm512_unpacklo_epi64(b, d);
-    part[u][3] = _mm512_unpackhi_epi64(b, d);
-  }
-#pragma GCC unroll 4
-  for (int d = 0; d < 4; ++d) {
-    out[d] = _mm512_shuffle_i64x2(part[0][d], part[1][d], 0x88);
-    out[d + 4] = _mm512_shuffle_i64x2(part[0][d], part[1][d], 0xdd);
-  }
-}
-
-// Both bytes of kRows queries, and 127 times the sums of their numbers. Codes stand for numbers
-// that are 127 greater here, so that none is below 0; the sums take that back.
-template <int kRows>
-struct SplitQueries {
-  static constexpr int64_t kMost = kShort * 8;
-  alignas(64) int8_t high[kRows][kMost], low[kRows][kMost];
-  int32_t sums[kRows] = {};
-
-  SplitQueries(const int16_t* packed, int64_t padded, int64_t dim) {
-    for (int r = 0; r < kRows; ++r) {
-      for (int64_t c = 0; c < dim; ++c) {
-        const int q = packed[r * padded + c];
-        low[r][c] = static_cast<int8_t>(q);
-        high[r][c] = static_cast<int8_t>((q - low[r][c]) >> 8);
-        sums[r] += 127 * q;
-      }
-    }
-  }
-};
-
-SQZ_AVX512_INLINE __m512i four_bytes(const int8_t* from) {
-  int32_t bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return _mm512_set1_epi32(bytes);
-}
-
-// Keys are in lanes, so that no sum over lanes is needed.
-template <int kRows, int kBits>
-SQZ_AVX512 void dots_lanes(const __m512i levels, const int16_t* packed, int64_t dim,
-                           const float* scales, const void* const* keys, int64_t n, float* out,
-                           int64_t ld, Ahead ahead) {
-  const SplitQueries<kRows> query(packed, padded_dim(dim), dim);
-  const __m512i mask = _mm512_set1_epi8((1 << kBits) - 1);
-  for (int64_t j = 0; j < n; j += kLaneKeys) {
-    for (int64_t i = j + ahead.distance; i < j + ahead.distance + kLaneKeys; ++i) {
-      if (ahead.has(i)) prefetch_row(keys[i], 0, kShort);
-    }
-    __m512i bytes[8], high[kRows], low[kRows];
-    transpose16(keys + j, n - j, bytes);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      high[r] = _mm512_setzero_si512();
-      low[r] = _mm512_set1_epi32(-query.sums[r]);
-    }
-#pragma GCC unroll 8
-    for (int b = 0; b < 8; ++b) {
-#pragma GCC unroll 8
-      for (int part = 0; part < 8 / kBits; ++part) {
-        const __m512i codes = _mm512_and_si512(_mm512_srli_epi16(bytes[b], part * kBits), mask);
-        const __m512i numbers = _mm512_shuffle_epi8(levels, codes);
-        const int64_t first = part * kShort + 4 * b;
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) {
-          high[r] = _mm512_dpbusd_epi32(high[r], numbers, four_bytes(query.high[r] + first));
-          low[r] = _mm512_dpbusd_epi32(low[r], numbers, four_bytes(query.low[r] + first));
-        }
-      }
-    }
-    const auto present = static_cast<__mmask16>(n - j >= kLaneKeys ? 0xffff : (1 << (n - j)) - 1);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const __m512i total = _mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]);
-      _mm512_mask_storeu_ps(out + r * ld + j, present,
-                            _mm512_mul_ps(_mm512_cvtepi32_ps(total), _mm512_set1_ps(scales[r])));
-    }
-  }
-}
-
-template <int kBits>
-SQZ_AVX512 void dots_lanes_of(const int8_t* table, const int16_t* packed, int64_t dim,
-                              const float* scales, int64_t rows, const void* const* keys, int64_t n,
-                              float* out, int64_t ld, Ahead ahead) {
-  const __m512i levels = _mm512_add_epi8(
-      _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table))),
-      _mm512_set1_epi8(127));
-  const int64_t padded = padded_dim(dim);
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    dots_lanes<4, kBits>(levels, packed + r * padded, dim, scales + r, keys, n, out + r * ld, ld,
-                         ahead);
-  }
-  for (; r < rows; ++r) {
-    dots_lanes<1, kBits>(levels, packed + r * padded, dim, scales + r, keys, n, out + r * ld, ld,
-                         ahead);
-  }
-}
 
 // kTile keys x kVectors vectors of rows stay in registers over the whole depth.
 template <int kTile, int kVectors>
@@ -382,20 +263,10 @@ SQZ_AVX512 bool pack_i16(const float* row, int64_t dim, int16_t* out, float* sca
   return std::isfinite(largest) && std::isnormal(*scale);
 }
 
-SQZ_AVX512 bool dots_i16(int bits, const int16_t* packed, const float* scales, int64_t rows,
+SQZ_AVX512 void dots_i16(const int16_t* packed, const float* scales, int64_t rows,
                          const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld,
                          Ahead ahead) {
-  if (bits == 8) {
-    dots_of(Rows8{{dim, scales}}, packed, rows, keys, n, out, ld, ahead);
-    return true;
-  }
-  if (dim % kNumbers != 0 || code_bytes(dim, bits) != kShort) return false;
-  alignas(16) int8_t table[16] = {};
-  const auto levels = code_levels(bits);
-  std::memcpy(table, levels.data(), levels.size());
-  const auto lanes = bits == 2 ? dots_lanes_of<2> : dots_lanes_of<1>;
-  lanes(table, packed, dim, scales, rows, keys, n, out, ld, ahead);
-  return true;
+  dots_of(Rows8{{dim, scales}}, packed, rows, keys, n, out, ld, ahead);
 }
 
 bool pack_bf16(const float* rows, int64_t stride, int64_t count, int64_t dim, float* out) {

@@ -21,7 +21,7 @@ void tile_bf16(const float* pairs, int64_t lanes, const void* keys, int64_t n, i
 
 // These need AVX512_VNNI.
 bool pack_i16(const float* row, int64_t dim, int16_t* out, float* scale);
-bool dots_i16(int bits, const int16_t* packed, const float* scales, int64_t rows,
-              const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld, Ahead ahead);
+void dots_i16(const int16_t* packed, const float* scales, int64_t rows, const void* const* keys,
+              int64_t n, int64_t dim, float* out, int64_t ld, Ahead ahead);
 
 }  // namespace sqz

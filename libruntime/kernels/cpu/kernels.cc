@@ -42,12 +42,9 @@ const CpuKernels& table(const char* name) {
                                     .softmax_lanes = softmax_lanes,
                                     .scale_lanes = scale_lanes,
                                     .log_sum_exp = log_sum_exp,
-                                    .unread_sum = unread_sum,
-                                    .log_sums = log_sums,
                                     .add_rows = add_rows,
                                     .finish_mean = finish_mean,
-                                    .page_bounds = page_bounds,
-                                    .decode_codes = decode_codes};
+                                    .page_bounds = page_bounds};
   return kTable;
 }
 

@@ -74,12 +74,11 @@ struct CpuKernels {
                     float* out) = nullptr;
   void (*dots_bf16)(const float* packed, int64_t rows, const void* const* keys, int64_t n,
                     int64_t dim, float* out, int64_t ld, Ahead ahead) = nullptr;
-  // One online-softmax step of one row: x[j] = scale * x[j] + bias[j] (bias may be null), the
-  // running maximum and sum are updated, x becomes exp(x - maximum). Returns the factor by which
-  // earlier sums must be scaled. x has room for n rounded up to kLanePad. `finite`: an x[j] of
-  // -infinity is an overflow, and makes the sum NaN.
-  float (*softmax_row)(float* x, const float* bias, int64_t n, float scale, bool finite,
-                       float* maximum, float* sum);
+  // One online-softmax step of one row: x[j] *= scale, the running maximum and sum are updated, x
+  // becomes exp(x - maximum). Returns the factor by which earlier sums must be scaled. x has room
+  // for n rounded up to kLanePad. `finite`: an x[j] of -infinity is an overflow, and makes the sum
+  // NaN.
+  float (*softmax_row)(float* x, int64_t n, float scale, bool finite, float* maximum, float* sum);
   // x[0 .. n) *= factor; x padded to kLanePad.
   void (*scale)(float* x, int64_t n, float factor);
 
@@ -98,8 +97,8 @@ struct CpuKernels {
   void (*tile_bf16)(const float* pairs, int64_t lanes, const void* keys, int64_t n, int64_t dim,
                     float* out) = nullptr;
   // softmax_row() for `rows` lanes at once: x [n][rows], maximum, sum, factor [rows].
-  void (*softmax_lanes)(float* x, const float* bias, int64_t n, int64_t rows, float scale,
-                        bool finite, float* maximum, float* sum, float* factor);
+  void (*softmax_lanes)(float* x, int64_t n, int64_t rows, float scale, bool finite, float* maximum,
+                        float* sum, float* factor);
   // x[i][r] *= factor[r]; x [n][rows].
   void (*scale_lanes)(float* x, int64_t n, int64_t rows, const float* factor);
 
@@ -107,11 +106,6 @@ struct CpuKernels {
   // x *= scale; returns log sum_j weights[j] exp(x[j]): -infinity if all weights are 0. NaN if an x
   // is NaN or +infinity, or -infinity with a weight above 0.
   float (*log_sum_exp)(float* x, const float* weights, int64_t n, float scale);
-  // The sum of the x[j] with read[j] = 0. x and read have room for n rounded up to kLanePad.
-  float (*unread_sum)(const float* x, const uint8_t* read, int64_t n);
-  // scores[j] = log of the sum over r of factors[r] x[r * ld + j]; n need not be a multiple.
-  void (*log_sums)(const float* x, int64_t ld, const float* factors, int64_t rows, int64_t n,
-                   float* scores);
   // Adds rows to running log-domain sums: with y = x[r * ld + j] - lse[r], maximum[j] = max(.., y)
   // and sum[j] = the sum of exp(y - maximum[j]) over all rows so far. Start: kLowest, 0.
   void (*add_rows)(const float* x, int64_t ld, const float* lse, int64_t rows, int64_t n,
@@ -130,14 +124,12 @@ struct CpuKernels {
   // ---- rows of codes (attention/coded_products.h).
   // pack() and dots() with queries of 16 bits, in whole numbers. pack_i16(): out [padded_dim],
   // times *scale; false if the row is not finite or too long: use pack(). dots_i16(): keys point to
-  // rows of codes of `bits`, scales [rows] are those of the queries; false if it does not take
-  // codes of this shape. Null where the processor has no such instruction.
+  // rows of 8 bits, scales [rows] are those of the queries. Null where the processor has no such
+  // instruction.
   bool (*pack_i16)(const float* row, int64_t dim, int16_t* out, float* scale) = nullptr;
-  bool (*dots_i16)(int bits, const int16_t* packed, const float* scales, int64_t rows,
+  void (*dots_i16)(const int16_t* packed, const float* scales, int64_t rows,
                    const void* const* keys, int64_t n, int64_t dim, float* out, int64_t ld,
                    Ahead ahead) = nullptr;
-  // decode_row() of `n` rows of codes of 1 or 2 bits, one after the other: out [n][dim].
-  void (*decode_codes)(int bits, const std::byte* codes, int64_t n, int64_t dim, int8_t* out);
 };
 
 // The best table for this machine.

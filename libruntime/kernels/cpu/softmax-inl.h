@@ -32,8 +32,7 @@ HWY_INLINE VF unless_overflown(VF low, VF sum) {
   return hn::IfThenElse(over, hn::NaN(f), sum);
 }
 
-float softmax_row(float* x, const float* bias, int64_t n, float scale, bool finite, float* maximum,
-                  float* sum) {
+float softmax_row(float* x, int64_t n, float scale, bool finite, float* maximum, float* sum) {
   const F f;
   const VF scales = hn::Set(f, scale);
   const VF minus_infinity = hn::Set(f, -std::numeric_limits<float>::infinity());
@@ -41,7 +40,6 @@ float softmax_row(float* x, const float* bias, int64_t n, float scale, bool fini
   for (int64_t j = 0; j < n; j += kLanes) {
     VF v = hn::Mul(hn::LoadU(f, x + j), scales);
     if (j + kLanes <= n) low = hn::Min(v, low);
-    if (bias != nullptr) v = hn::Add(v, hn::LoadU(f, bias + j));
     if (j + kLanes > n) {
       const auto there = hn::FirstN(f, static_cast<size_t>(n - j));
       low = hn::Min(hn::IfThenElseZero(there, v), low);
@@ -74,8 +72,8 @@ void scale(float* x, int64_t n, float factor) {
   }
 }
 
-void softmax_lanes(float* x, const float* bias, int64_t n, int64_t rows, float scale_by,
-                   bool finite, float* maximum, float* sum, float* factor) {
+void softmax_lanes(float* x, int64_t n, int64_t rows, float scale_by, bool finite, float* maximum,
+                   float* sum, float* factor) {
   const F f;
   const VF scales = hn::Set(f, scale_by);
   for (int64_t r = 0; r < rows; r += kLanes) {
@@ -84,7 +82,6 @@ void softmax_lanes(float* x, const float* bias, int64_t n, int64_t rows, float s
     for (int64_t j = 0; j < n; ++j) {
       VF v = hn::Mul(hn::LoadU(f, x + j * rows + r), scales);
       low = hn::Min(v, low);
-      if (bias != nullptr) v = hn::Add(v, hn::Set(f, bias[j]));
       hn::StoreU(v, f, x + j * rows + r);
       top = hn::Max(v, top);
     }
@@ -124,20 +121,6 @@ float log_sum_exp(float* x, const float* weights, int64_t n, float scale_by) {
   return peak + std::log(hn::GetLane(hn::SumOfLanes(f, total)));
 }
 
-float unread_sum(const float* x, const uint8_t* taken, int64_t n) {
-  const F f;
-  const hn::Rebind<uint8_t, F> u8;
-  const hn::Rebind<int32_t, F> i32;
-  VF total = hn::Zero(f);
-  for (int64_t j = 0; j < n; j += kLanes) {
-    const auto left = static_cast<size_t>(std::min<int64_t>(n - j, kLanes));
-    const auto marks = hn::PromoteTo(i32, hn::LoadU(u8, taken + j));
-    const auto rest = hn::And(hn::RebindMask(f, hn::Eq(marks, hn::Zero(i32))), hn::FirstN(f, left));
-    total = hn::Add(total, hn::IfThenElseZero(rest, hn::LoadU(f, x + j)));
-  }
-  return hn::GetLane(hn::SumOfLanes(f, total));
-}
-
 // out[j] = of(j) for n numbers, a vector of them at a time.
 template <class Of>
 HWY_INLINE void store_all(int64_t n, float* out, const Of& of) {
@@ -148,19 +131,6 @@ HWY_INLINE void store_all(int64_t n, float* out, const Of& of) {
   HWY_ALIGN float rest[kLanes];
   hn::Store(of(j), f, rest);
   std::copy(rest, rest + (n - j), out + j);
-}
-
-void log_sums(const float* x, int64_t ld, const float* factors, int64_t rows, int64_t n,
-              float* scores) {
-  const F f;
-  const VF minus_infinity = hn::Set(f, -std::numeric_limits<float>::infinity());
-  store_all(n, scores, [&](int64_t j) HWY_ATTR {
-    VF total = hn::Zero(f);
-    for (int64_t r = 0; r < rows; ++r) {
-      total = hn::MulAdd(hn::Set(f, factors[r]), hn::LoadU(f, x + r * ld + j), total);
-    }
-    return hn::IfThenElse(hn::Gt(total, hn::Zero(f)), hn::Log(f, total), minus_infinity);
-  });
 }
 
 void add_rows(const float* x, int64_t ld, const float* lse, int64_t rows, int64_t n, float* maximum,

@@ -44,8 +44,6 @@ struct BlockOptions {
   DType dtype = DType::kBF16;  // of queries and results
   bool sm80_kernels = false;
   const Served* wanted = nullptr;  // whose keys the queries look for, if not the served ones
-  // The index that the CPU serves, if it is not the same: of equal clusters and rows.
-  const Served* on_cpu = nullptr;
   // Queries as bf16 has them, of which kernels that take f32 in two parts round nothing: two scores
   // within that rounding may be chosen either way.
   bool plain_queries = false;
@@ -64,8 +62,7 @@ inline double compare_blocks(const Served& served, const SelectionRequest& selec
   options.sm80_kernels = how.sm80_kernels;
   const auto gpu = create_session(served.index, uploaded(served), options);
   options.threads = 2;
-  const auto cpu =
-      Session::create(how.on_cpu == nullptr ? served.index : how.on_cpu->index, options);
+  const auto cpu = Session::create(served.index, options);
   EXPECT_TRUE(gpu.ok()) << gpu.status().message();
   EXPECT_TRUE(cpu.ok()) << cpu.status().message();
   if (!gpu.ok() || !cpu.ok()) return 0;

@@ -1,5 +1,4 @@
-// Indexes with rows of codes on the GPU, against the CPU backend. A GPU does not choose by key
-// codes, so the CPU serves the same index without them.
+// Indexes with rows of codes on the GPU, against the CPU backend.
 #include <gmock/gmock.h>
 
 #include "tests/libruntime/coded_rows.h"
@@ -9,7 +8,6 @@ namespace sqz::cuda {
 namespace {
 
 using test::by_budget;
-using test::cpu_session;
 using test::DeviceCall;
 using test::gpu_session;
 using test::shape;
@@ -19,25 +17,12 @@ using testing::serve_coded;
 using testing::Served;
 using testing::TinyIndexOptions;
 
-struct WithoutKeyCodes : ServedIndex {
-  explicit WithoutKeyCodes(const std::shared_ptr<const ServedIndex>& index)
-      : ServedIndex(*index), from(index) {
-    of_range = index->metadata();
-    of_range->key_codes = 0;
-    for (LayerView& view : layers) view.key_codes = {};
-  }
-  std::shared_ptr<const ServedIndex> from;  // keeps its offsets
-};
-
-// The same index before and after it was compressed, and without key codes. Queries look for keys
-// of the first.
+// The same index before and after it was compressed. Queries look for keys of the first.
 struct Compressed {
-  Served whole, coded, plain;
+  Served whole, coded;
 };
-Compressed compress(const TinyIndexOptions& options, const CompressOptions& how) {
-  Compressed out = {serve(options), serve_coded(options, how), {}};
-  out.plain = {options, std::make_shared<WithoutKeyCodes>(out.coded.index)};
-  return out;
+Compressed compress(const TinyIndexOptions& options, const std::vector<int64_t>& layers16 = {}) {
+  return {serve(options), serve_coded(options, {.rows = RowKind::kQ8, .layers16 = layers16})};
 }
 
 struct Call {
@@ -55,7 +40,6 @@ double compare(const Compressed& index, const SelectionRequest& selection, const
                                             .dtype = how.dtype,
                                             .sm80_kernels = how.sm80,
                                             .wanted = &index.whole,
-                                            .on_cpu = &index.plain,
                                             .plain_queries = true,
                                             .lse_slack = how.lse_slack,
                                             .rounding = how.rounding});
@@ -82,27 +66,19 @@ class Codes : public ::testing::Test {
 
 // ---- A token a request.
 
-TEST_F(Codes, RowsAndBits) {
-  const TinyIndexOptions options = shape(128, 4, {43});
-  for (const RowKind rows : {RowKind::k16, RowKind::kQ8}) {
-    for (const int bits : {0, 1, 2}) {
-      if (rows == RowKind::k16 && bits == 0) continue;
-      SCOPED_TRACE(concat(rows_name(rows), ", ", bits, " bits"));
-      const Compressed index = compress(options, {.rows = rows, .key_codes = bits});
-      compare(index, by_budget(0.1), {});
-      compare(index, with_thresholds({1e-3}), {tokens(3)});
-      compare(index, by_budget(0.1), {.lengths = tokens(9), .dtype = DType::kBF16, .rounding = 4});
-      compare(index, dense(), {tokens(2)});
-      if (HasFailure()) return;
-    }
-  }
+TEST_F(Codes, Rules) {
+  const Compressed index = compress(shape(128, 4, {43}));
+  compare(index, by_budget(0.1), {});
+  compare(index, with_thresholds({1e-3}), {tokens(3)});
+  compare(index, by_budget(0.1), {.lengths = tokens(9), .dtype = DType::kBF16, .rounding = 4});
+  compare(index, dense(), {tokens(2)});
 }
 
 TEST_F(Codes, ShapesAndGroups) {
   for (const int64_t dim : {64, 96, 128, 256}) {
     for (const int64_t group : {1, 4, 7, 8}) {
       SCOPED_TRACE(concat("dim ", dim, ", group ", group));
-      const Compressed index = compress(shape(dim, group, {40, 211}), {.rows = RowKind::kQ8});
+      const Compressed index = compress(shape(dim, group, {40, 211}));
       compare(index, by_budget(0.05), {});
       compare(index, by_budget(0.2), {tokens(11)});
       compare(index, with_thresholds({1e-4, 3e-4}), {tokens(2)});
@@ -115,7 +91,7 @@ TEST_F(Codes, Dtypes) {
   for (const DType stored : {DType::kBF16, DType::kF16}) {
     TinyIndexOptions options = shape(128, 4, {211});
     options.dtype = stored;
-    const Compressed index = compress(options, {.rows = RowKind::kQ8, .key_codes = 2});
+    const Compressed index = compress(options);
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       SCOPED_TRACE(concat(dtype_name(stored), " and queries ", dtype_name(dtype)));
       compare(index, by_budget(0.1), {tokens(3), dtype});
@@ -133,7 +109,7 @@ TEST_F(Codes, ManyRequests) {
       TinyIndexOptions options = shape(dim, dim == 64 ? 7 : 4, {40, 211});
       options.dtype = stored;
       options.layers = 1;
-      const Compressed index = compress(options, {.rows = RowKind::kQ8});
+      const Compressed index = compress(options);
       for (const int64_t requests : {2, 6, 16, 40, 70}) {
         SCOPED_TRACE(concat(dtype_name(stored), ", dim ", dim, ", ", requests, " requests"));
         const bool bf16 = stored == DType::kBF16;
@@ -151,8 +127,7 @@ TEST_F(Codes, ManyRequests) {
 }
 
 TEST_F(Codes, Levels) {
-  const Compressed index =
-      compress(shape(64, 4, {9, 70, 500}), {.rows = RowKind::kQ8, .key_codes = 2});
+  const Compressed index = compress(shape(64, 4, {9, 70, 500}));
   compare(index, with_thresholds({2e-4, 2e-4, 2e-4}), {});
   compare(index, with_thresholds({2e-4, 2e-4}), {tokens(3)});
   for (const double keep : {0.01, 0.05, 0.3}) {
@@ -165,17 +140,14 @@ TEST_F(Codes, MixedLayers) {
   TinyIndexOptions options = shape(128, 4, {43});
   options.layers = 4;
   options.dense_layers = {1};
-  for (const int bits : {0, 2}) {
-    const Compressed index =
-        compress(options, {.rows = RowKind::kQ8, .key_codes = bits, .layers16 = {2}});
-    compare(index, by_budget(0.1), {tokens(2)});
-    compare(index, dense(), {tokens(2)});
-  }
+  const Compressed index = compress(options, {2});
+  compare(index, by_budget(0.1), {tokens(2)});
+  compare(index, dense(), {tokens(2)});
 }
 
 // All rows, against float64.
 TEST_F(Codes, EverythingInFloat64) {
-  const Compressed index = compress(shape(128, 4, {43}), {.rows = RowKind::kQ8});
+  const Compressed index = compress(shape(128, 4, {43}));
   const Served& served = index.coded;
   const auto gpu = gpu_session(served, dense());
   ASSERT_NE(gpu, nullptr);
@@ -191,7 +163,7 @@ TEST_F(Codes, EverythingInFloat64) {
   for (int64_t row = 0; row < std::ssize(found.lse); ++row) {
     const int64_t head = row % served.options.query_heads / served.group();
     const auto expected =
-        reference::attend(queries.data() + row * d, layer.view, head, served.scale(), all, false);
+        reference::attend(queries.data() + row * d, layer.view, head, served.scale(), all);
     EXPECT_NEAR(found.lse[static_cast<size_t>(row)], expected.lse, 1e-4) << "row " << row;
     for (int64_t c = 0; c < d; ++c) {
       EXPECT_NEAR(found.out[static_cast<size_t>(row * d + c)], expected.out[static_cast<size_t>(c)],
@@ -207,7 +179,7 @@ TEST_F(Codes, StaticSelectors) {
   TinyIndexOptions options = shape(128, 4, {40, 211});
   options.dtype = DType::kF16;
   options.heavy_hitters = true;
-  const Compressed index = compress(options, {.rows = RowKind::kQ8, .key_codes = 1});
+  const Compressed index = compress(options);
   for (const SelectorKind kind :
        {SelectorKind::kStream, SelectorKind::kWindow, SelectorKind::kH2o}) {
     SCOPED_TRACE(concat("selector ", static_cast<int>(kind)));
@@ -230,7 +202,7 @@ TEST_F(Codes, Prompts) {
   for (const int64_t dim : {64, 96, 128, 256}) {
     TinyIndexOptions options = shape(dim, dim == 96 ? 7 : 4, {40, 211});
     options.dtype = DType::kF16;
-    const Compressed index = compress(options, {.rows = RowKind::kQ8});
+    const Compressed index = compress(options);
     for (const bool sm80 : {false, true}) {
       SCOPED_TRACE(concat("dim ", dim, sm80 ? ", sm80" : ""));
       const auto run = [&](const SelectionRequest& selection, std::vector<int64_t> lengths) {
@@ -249,49 +221,26 @@ TEST_F(Codes, PromptsOverMixedLayers) {
   options.dtype = DType::kF16;
   options.layers = 4;
   options.dense_layers = {1};
-  const Compressed index = compress(options, {.rows = RowKind::kQ8, .layers16 = {2}});
+  const Compressed index = compress(options, {2});
   compare(index, by_budget(0.1), {{50, 1, 20}, DType::kF16, 16});
 }
 
-// Blocks of one token among them.
-TEST_F(Codes, PromptsWithKeyCodes) {
+// Blocks of one token.
+TEST_F(Codes, PromptsOfSingleTokens) {
   TinyIndexOptions options = shape(128, 4, {40, 211});
   options.dtype = DType::kF16;
-  for (const RowKind rows : {RowKind::k16, RowKind::kQ8}) {
-    const Compressed index = compress(options, {.rows = rows, .key_codes = 2});
-    for (const bool sm80 : {false, true}) {
-      SCOPED_TRACE(concat(rows_name(rows), sm80 ? ", sm80" : ""));
-      for (const int64_t block : {32, 1}) {
-        const Call call = {{70, 1, 33}, DType::kF16, block, sm80};
-        compare(index, by_budget(0.1), call);
-        compare(index, with_thresholds({1e-4, 3e-4}), call);
-      }
-      if (HasFailure()) return;
-    }
+  const Compressed index = compress(options);
+  for (const bool sm80 : {false, true}) {
+    const Call call = {{70, 1, 33}, DType::kF16, 1, sm80};
+    compare(index, by_budget(0.1), call);
+    compare(index, with_thresholds({1e-4, 3e-4}), call);
   }
 }
 
 // ---- Sessions.
 
-// Plans are those of the index without key codes.
-TEST_F(Codes, PlansWithoutKeyCodes) {
-  const Compressed index =
-      compress(shape(128, 4, {40, 211}), {.rows = RowKind::kQ8, .key_codes = 2});
-  SelectionRequest selection = by_budget(0);
-  selection.budget = 0.125;
-  const auto gpu = gpu_session(index.coded, selection);
-  const auto cpu = cpu_session(index.plain, selection);
-  ASSERT_NE(gpu, nullptr);
-  ASSERT_NE(cpu, nullptr);
-  const SelectionPlan &found = gpu->plan(), &want = cpu->plan();
-  EXPECT_EQ(found.asked_budget, 0.125);
-  EXPECT_EQ(found.asked_keep, want.asked_keep);
-  EXPECT_EQ(found.least_budget, want.least_budget);
-  EXPECT_FALSE(found.dense);
-}
-
 TEST_F(Codes, FaultsAreNan) {
-  const Compressed index = compress(shape(64, 4, {43}), {.rows = RowKind::kQ8, .key_codes = 2});
+  const Compressed index = compress(shape(64, 4, {43}));
   const auto gpu = gpu_session(index.coded, by_budget(0.1));
   ASSERT_NE(gpu, nullptr);
   auto queries = testing::make_queries(index.whole, 0, 1, 7, 0.6f);

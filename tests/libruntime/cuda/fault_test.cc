@@ -54,8 +54,7 @@ void write_index(const std::string& path, const std::string& kind) {
     ASSERT_TRUE(testing::write_tiny_index(path, options).ok());
     const auto file = SqzFile::open(path);
     ASSERT_TRUE(file.ok()) << file.status().message();
-    const auto report =
-        compress_index(Env::posix(), **file, {.rows = RowKind::kQ8, .key_codes = 2}, path, true, 1);
+    const auto report = compress_index(Env::posix(), **file, {.rows = RowKind::kQ8}, path, true, 1);
     ASSERT_TRUE(report.ok()) << report.status().message();
   } else if (kind == "buckets") {
     const auto written = testing::write_tiny_buckets(
