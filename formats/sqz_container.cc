@@ -200,15 +200,10 @@ Result<SqzContainer> open_container(const std::string& path, FileKind kind, Open
   return c;
 }
 
-namespace {
-
-// Tensors of older files that nothing reads: curves of single keys, and codes of single keys.
 bool is_unused(std::string_view name) {
   return name.starts_with("calibration.keys.") || name == "rotation" ||
          name.find(".key_codes") != std::string_view::npos;
 }
-
-}  // namespace
 
 Status match_tensors(const SafetensorsHeader& header,
                      const Result<std::vector<PlannedTensor>>& plan, const std::string& path) {

@@ -78,6 +78,9 @@ inline constexpr uint64_t kCacheLine = 64;  // every other tensor
 inline constexpr const char* kHeaderHashName = "header.xxh3_128";
 inline constexpr const char* kPaddingPrefix = "padding.";
 
+// Tensors of older files that nothing reads: curves and codes of single keys.
+bool is_unused(std::string_view name);
+
 struct PlannedTensor {
   std::string name;  // says what is in the file
   DType dtype = DType::kU8;

@@ -281,7 +281,7 @@ TEST(SqzMalformed, EveryTensor) {
     const RawIndex good = RawIndex::read(path_of(file));
     for (size_t i = 0; i < good.tensors.size(); ++i) {
       const std::string name = good.tensors[i].name;
-      if (name.starts_with("padding.") || name.starts_with(kUnusedPrefix)) continue;
+      if (name.starts_with("padding.") || is_unused(name)) continue;
       for (const auto& [what, damage] : kDamages) {
         SCOPED_TRACE(concat(file, ": ", name, " ", what));
         RawIndex raw = good;
