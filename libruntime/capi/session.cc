@@ -138,7 +138,7 @@ Result<std::unique_ptr<ServingSession>> SlotTable::make(sqz_index& index) {
   wanted.pool = pool_;
   SQZ_ASSIGN_OR_RETURN(std::unique_ptr<Session> session,
                        Session::create(std::move(served), wanted));
-  pool_ = session->pool();
+  if (pool_ == nullptr) pool_ = session->pool();
   return std::unique_ptr<ServingSession>(std::move(session));
 }
 
