@@ -7,8 +7,6 @@
 namespace sqz {
 namespace {
 
-constexpr int64_t kMaxSlots = int64_t{UINT32_MAX};  // slots and clusters are counted in u32
-
 Status check_clusters(const IndexMetadata& metadata, int64_t layer,
                       const std::vector<int64_t>& clusters, const Refuse& refuse) {
   const int64_t levels = metadata.layers[static_cast<size_t>(layer)].dense ? 0 : metadata.levels;
@@ -61,9 +59,6 @@ Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
   const Refuse refuse{label, Code::kInvalidArgument};
   if (clusters.size() != metadata.layers.size()) {
     return refuse("layers", clusters.size(), metadata.layers.size());
-  }
-  if (metadata.tokens > kMaxSlots) {
-    return refuse("tokens", metadata.tokens, concat("at most ", kMaxSlots));
   }
   std::vector<PlannedTensor> tensors;
   for (int64_t layer = 0; layer < std::ssize(clusters); ++layer) {

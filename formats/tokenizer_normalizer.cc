@@ -36,11 +36,8 @@ void normalize_part(std::string_view part, std::vector<int32_t>& codes, std::str
     int boundary = 0;
     const auto count = utf8proc_decompose_char(code, pieces.data(), std::ssize(pieces),
                                                UTF8PROC_DECOMPOSE, &boundary);
-    if (count <= 0 || count > std::ssize(pieces)) {
-      codes.push_back(code);
-    } else {
-      codes.insert(codes.end(), pieces.begin(), pieces.begin() + count);
-    }
+    codes.insert(codes.end(), pieces.begin(),
+                 pieces.begin() + std::clamp<std::ptrdiff_t>(count, 0, std::ssize(pieces)));
   }
   sort_marks(codes);
   // utf8proc drops U+11A7 behind a Hangul syllable. Nothing composes with it or across it.

@@ -318,15 +318,12 @@ Decoder make_strip(JsonFields& object) {
   const std::string content = object.text("content");
   if (content.empty()) object.complain("content", "one character");
   const int64_t start = object.integer("start", 0, INT32_MAX);
-  const int64_t stop = object.integer("stop", 0, INT32_MAX);
+  object.integer("stop", 0, 0);
   return [=](Tokens& tokens) {
     for (std::string& token : tokens) {
       std::string_view left = token;
       for (int64_t i = 0; i < start && left.starts_with(content); ++i) {
         left.remove_prefix(content.size());
-      }
-      for (int64_t i = 0; i < stop && left.ends_with(content); ++i) {
-        left.remove_suffix(content.size());
       }
       token = std::string(left);
     }

@@ -2,6 +2,7 @@
 // sentence.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -55,7 +56,7 @@ Status read_struct(const T* in, const char* name, T& out) {
   SQZ_RETURN_IF_ERROR(check_struct_size(in, name));
   const size_t size = in->struct_size;
   std::memset(&out, 0, sizeof(T));
-  std::memcpy(&out, in, size < sizeof(T) ? size : sizeof(T));
+  std::memcpy(&out, in, std::min(size, sizeof(T)));
   const auto* bytes = reinterpret_cast<const unsigned char*>(in);
   for (size_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] == 0) continue;

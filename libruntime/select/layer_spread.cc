@@ -87,14 +87,10 @@ std::vector<int64_t> layer_keys(const SelectionPlan& plan, int64_t slots) {
     return dealt[a] - static_cast<double>(keys[a]) > dealt[b] - static_cast<double>(keys[b]) + 1e-9;
   });
   int64_t left = total - std::accumulate(keys.begin(), keys.end(), int64_t{0});
-  while (left > 0) {
-    const int64_t before = left;
-    for (const size_t layer : order) {
-      if (left == 0 || plan.layer_keep[layer] == 0 || keys[layer] == slots) continue;
-      ++keys[layer];
-      --left;
-    }
-    if (left == before) break;
+  for (const size_t layer : order) {
+    const bool more = left > 0 && plan.layer_keep[layer] > 0 && keys[layer] < slots;
+    keys[layer] += more;
+    left -= more;
   }
   return keys;
 }

@@ -9,6 +9,7 @@
 #include "formats/base/dtype.h"
 #include "formats/base/hash.h"
 #include "formats/base/json.h"
+#include "formats/base/random.h"
 
 namespace sqz {
 namespace {
@@ -61,7 +62,10 @@ TEST(Json, RefusesWhatIsSilentlyWrongElsewhere) {
   EXPECT_THAT(json_error("[1e999]"), HasSubstr("number overflow"));
   EXPECT_THAT(json_error(std::string(65, '[') + std::string(65, ']')), HasSubstr("64 levels"));
   EXPECT_EQ(json_error(std::string(64, '[') + std::string(64, ']')), "");
-  EXPECT_THAT(json_error("{} x"), HasSubstr("x.json: not valid JSON: byte 4"));
+  EXPECT_EQ(json_error("{} x"),
+            "x.json: not valid JSON: byte 4: parse error at line 1, column 4: syntax error while "
+            "parsing value - invalid literal; "
+            "expected end of input");
   EXPECT_THAT(json_error("[\"\xff\"]"), HasSubstr("UTF-8"));
   EXPECT_NE(json_error(""), "");
   EXPECT_NE(json_error("{\"a\":NaN}"), "");
@@ -149,6 +153,11 @@ TEST(Float16, OverflowsToInfinity) {
   EXPECT_EQ(to_float16(65520.0f).bits, 0x7c00);
   EXPECT_EQ(to_float16(-1e30f).bits, 0xfc00);
   EXPECT_EQ(to_bfloat16(std::numeric_limits<float>::max()).bits, 0x7f80);
+}
+
+TEST(Random, IsSplitMix64) {
+  EXPECT_EQ(Random(0).next(), 0xe220a8397b1dcdafu);
+  EXPECT_EQ(Random(0).unit(), 0.8833108082136426);
 }
 
 TEST(Hash, KnowsXxh3) {

@@ -267,6 +267,18 @@ TEST_F(CaptureTest, RefusesWrongShapesTypesAndNumbers) {
   }
 }
 
+TEST_F(CaptureTest, IdsHave31BitsWithoutAVocabulary) {
+  CaptureInfo info = tiny_info();
+  info.model.vocab_size = 0;
+  info.tokens[1] = INT32_MAX;
+  testing::write_capture(path_, info, tiny_layer);
+  EXPECT_EQ(CaptureReader::open(path_).value()->info().tokens, info.tokens);
+  std::vector<int64_t> ids(info.tokens.begin(), info.tokens.end());
+  ids[1] = int64_t{1} << 31;
+  change([&](hid_t file) { H5Dclose(put(file, "/tokens", H5T_STD_I64LE, {kTokens}, ids.data())); });
+  EXPECT_THAT(open().message(), HasSubstr("/tokens: found id 2147483648 at index 1"));
+}
+
 TEST_F(CaptureTest, RefusesBadRope) {
   for (const auto& [name, rope] : {std::pair("/layers/0/keys", "rotated"),
                                    {"/layers/1/keys", "pre"},
@@ -283,9 +295,11 @@ TEST_F(CaptureTest, RefusesBadRope) {
 // A shape is a claim: without the bytes behind it nothing is allocated.
 TEST_F(CaptureTest, RefusesShapesWithoutData) {
   const hsize_t huge = hsize_t{1} << 40;
+  const hsize_t gib = hsize_t{1} << 28;  // rows of 4 bytes
   for (const auto& [rows, deflate, code] : {std::tuple(hsize_t{1024}, false, Code::kCorrupt),
                                             {hsize_t{1024}, true, Code::kCorrupt},
-                                            {hsize_t{1} << 29, false, Code::kUnsupported},
+                                            {gib, false, Code::kCorrupt},
+                                            {gib + 1, false, Code::kUnsupported},
                                             {hsize_t{0}, false, Code::kCorrupt}}) {
     const auto edit = [&, rows = rows, deflate = deflate](hid_t file) {
       const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);

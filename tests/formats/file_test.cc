@@ -57,6 +57,8 @@ TEST(File, ErrorsNamePathAndCall) {
   put(dir.file("a"), "x");
   EXPECT_EQ(env.create(dir.file("a"), Temporary::kNamed).status().code(), Code::kExists);
   EXPECT_THAT(env.rename(dir.file("none"), dir.file("b"), true).message(), HasSubstr("rename"));
+  EXPECT_EQ(io_error("a", "write", ENOSPC).message(),
+            "a: write: No space left on device; free some space on that file system and try again");
   EXPECT_THAT(env.check_room(dir.file("a"), UINT64_MAX).message(),
               HasSubstr("needs 18446744073709551615 bytes"));
 }

@@ -206,6 +206,8 @@ const Refused kRefused[] = {
     {R"({"rope_parameters": {"full_attention": {"rope_type": "default"}}})", "full_attention",
      Code::kUnsupported},
     {R"({"partial_rotary_factor": 0.5})", "partial_rotary_factor", Code::kUnsupported},
+    {R"({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}})",
+     "partial_rotary_factor", Code::kUnsupported},
     {R"({"use_sliding_window": true, "layer_types": ["full_attention"]})", "layer_types",
      Code::kCorrupt, true},
     {R"({"use_sliding_window": true, "layer_types": ["full_attention", "x", "full_attention"]})",

@@ -41,8 +41,9 @@ TEST(Safetensors, ReadsTensorsByOffsetAndByName) {
 TEST(Safetensors, ReadsScalarsEmptyTensorsPaddingAndNoTensors) {
   const auto scalar =
       parse(safetensors_bytes(R"({"s":{"dtype":"F16","shape":[],"data_offsets":[0,2]},)"
-                              R"("e":{"dtype":"F64","shape":[0,7],"data_offsets":[2,2]}}    )",
-                              "xx"));
+                              R"("e":{"dtype":"F64","shape":[0,7],"data_offsets":[2,2]},)"
+                              R"("b":{"dtype":"BOOL","shape":[3],"data_offsets":[2,5]}}    )",
+                              "xxbbb"));
   ASSERT_TRUE(scalar.ok()) << scalar.status().message();
   EXPECT_EQ(scalar->find("e")->bytes, 0u);
   EXPECT_TRUE(parse(safetensors_bytes("{}", "")).ok());

@@ -112,7 +112,8 @@ inline void expect_refused(const Status& status, Code code, const std::string& p
   EXPECT_EQ(status.message().find('\n'), std::string::npos) << status.message();
 }
 
-// read(text) of every malformed file, where `good` is read.
+// read(text) of every malformed file, where `good` is read. The least and the greatest value of an
+// integer are not out of its range, whatever else may not fit then.
 inline void expect_all_refused(const Json& good, std::span<const Field> fields,
                                const std::string& path,
                                const std::function<Status(const Json&)>& read) {
@@ -120,6 +121,17 @@ inline void expect_all_refused(const Json& good, std::span<const Field> fields,
   for (const Malformed& wrong : malformed(good, fields)) {
     SCOPED_TRACE(Json::diff(good, wrong.json).dump().substr(0, 200));
     expect_refused(read(wrong.json), wrong.code, path, wrong.field);
+  }
+  for (const Field& field : fields) {
+    if (field.type != Type::kInteger || field.high >= 9e18) continue;
+    for (const double limit : {field.low, field.high}) {
+      Json json = good;
+      json[Json::json_pointer(field.pointer)] = static_cast<int64_t>(limit);
+      EXPECT_THAT(read(json).message(),
+                  ::testing::Not(::testing::HasSubstr(
+                      concat("found ", static_cast<int64_t>(limit), ", expected an integer in ["))))
+          << field.pointer;
+    }
   }
 }
 

@@ -22,7 +22,7 @@ const Field kModel[] = {
     {"/model/architecture", Type::kText},
     {"/model/layers", Type::kInteger, 1, 65536},
     {"/model/query_heads", Type::kInteger, 1, 65536},
-    {"/model/kv_heads", Type::kInteger, 1, 65536},
+    {"/model/kv_heads", Type::kInteger, 1, 1},  // at most query_heads
     {"/model/head_dim", Type::kInteger, 1, 4096},
     {"/model/hidden_size", Type::kInteger, 0, kInt64},
     {"/model/vocab_size", Type::kInteger, 0, kInt64},

@@ -123,6 +123,12 @@ TEST(SqzWriterMistakes, AreNamed) {
   refused({{0, 9}, {3, 9}}, 6, "layers.0: clusters");
   refused({{3, 9}, {3, 57}}, 6, "layers.1: clusters");
   refused(clusters, 62, "tokens");
+  IndexMetadata longest = index->metadata;
+  longest.tokens = UINT32_MAX;  // slots are counted in 32 bits
+  EXPECT_TRUE(SqzWriter::planned_bytes(longest, clusters).ok());
+  ++longest.tokens;
+  EXPECT_THAT(SqzWriter::planned_bytes(longest, clusters).status().message(),
+              HasSubstr("tokens: found 4294967296, expected an integer in [1, 4294967295]"));
 
   const auto write = [&](int64_t layer, const auto& change) {
     LayerView view = (*good)->layer(0);

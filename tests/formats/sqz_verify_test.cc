@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "formats/sqz_container.h"
 #include "formats/sqz_file.h"
 #include "tests/common/check_index.h"
 #include "tests/common/temporary_directory.h"
@@ -166,16 +167,18 @@ TEST_F(SqzVerify, TheIndependentCheckerAgrees) {
   }
 }
 
-// Large enough to be worth several threads; of two damages the first one is found.
+// Large enough to be worth several threads, and to be hashed in several parts; of two damages the
+// first one is found.
 TEST(SqzVerifyThreads, SameResultForAnyNumberOfThreads) {
   TemporaryDirectory dir;
   const std::string path = dir.file("x.sqz");
-  const TinyIndexOptions options = {.head_dim = 64, .tokens = 12000, .clusters = {3, 60}};
+  const TinyIndexOptions options = {.head_dim = 64, .tokens = 20000, .clusters = {3, 60}};
   const auto made = testing::write_tiny_index(path, options);
   ASSERT_TRUE(made.ok());
-  ASSERT_GT(made->bytes, uint64_t{8} << 20);
   RawIndex raw = RawIndex::read(path);
-  for (const char* name : {"layers.0.values", "layers.1.keys"}) raw.at(name).data[1000] ^= 1;
+  ASSERT_GT(raw.at("layers.0.values").data.size(), kChecksumChunk);
+  ASSERT_TRUE(SqzFile::open(path, OpenMode::kVerify).ok());
+  for (const char* name : {"layers.0.values", "layers.1.keys"}) raw.at(name).data.back() ^= 1;
   testing::write_file(path, raw.bytes());
   const auto file = SqzFile::open(path);
   ASSERT_TRUE(file.ok());

@@ -77,12 +77,13 @@ const std::string kGrowingToken = [] {
 const Refused kRefused[] = {
     {"/model/vocab", "{}", "model.vocab"},
     {"/model/vocab/b", "0", "model.vocab[\"b\"]"},
-    {"/model/merges/0", "[\"x\",\"b\"]", "model.merges[0]"},
-    {"/model/merges/0", "\"b a\"", "model.merges[0]"},
+    {"/model/merges/0", "[\"x\",\"b\"]", "model.merges[0]: found \"x\""},
     {"/model/merges/0", "\"a b a\"", "model.merges[0]"},
     {"/model/merges/0", "\"ab\"", "model.merges[0]"},
     {"/model/merges/0", "7", "model.merges[0]"},
     {"/model/merges/0", "[\"a\",\"b\",\"a\"]", "model.merges[0]"},
+    {"/model/merges/0", "\"b x\"", "found \"x\""},
+    {"/model/merges/0", "\"b a\"", "found \"ba\""},
     {"/model/unk_token", "\"<unk>\"", "model.unk_token"},
     {"/model/dropout", "0.1", "model.dropout", Code::kUnsupported},
     {"/model/continuing_subword_prefix", "\"##\"", "continuing_subword_prefix", Code::kUnsupported},
@@ -105,6 +106,7 @@ const Refused kRefused[] = {
     {"/pre_tokenizer", R"({"type": "Metaspace", "replacement": "ab"})",
      "pre_tokenizer.replacement"},
     {"/decoder", R"({"type": "Strip", "content": " ", "start": -1, "stop": 0})", "decoder.start"},
+    {"/decoder", R"({"type": "Strip", "content": " ", "start": 0, "stop": 1})", "decoder.stop"},
     {"/post_processor/single", "[]", "post_processor.single"},
     {"/post_processor/special_tokens", "{}", "post_processor.special_tokens.<s>"},
     {"/post_processor/special_tokens/<s>/ids/0", "77", "post_processor.special_tokens"},
@@ -134,6 +136,13 @@ TEST(MalformedFile, IsRefusedByName) {
     json[Json::json_pointer(refused.pointer)] = Json::parse(refused.value);
     testing::expect_refused(load(json), refused.code, "tokenizer.json", refused.field);
   }
+}
+
+TEST(ByteFallback, TheTokenOfAByteMayBeTheFirst) {
+  Json json = good();
+  json["model"] = Json::parse(
+      R"({"type": "BPE", "byte_fallback": true, "vocab": {"<0x00>": 0, "a": 1}, "merges": []})");
+  EXPECT_EQ(ids_of(json, std::string("a\0", 2)), (std::vector<int32_t>{5, 1, 0}));
 }
 
 TEST(MalformedFile, EveryTruncationIsRefused) {

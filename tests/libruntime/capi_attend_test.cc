@@ -80,6 +80,13 @@ TEST_F(CApi, AttendRefusesWrongCalls) {
   call.args.requests = 0;
   EXPECT_EQ(sqz_attend(nullptr, &call.args), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(sqz_attend(session.handle(), nullptr), SQZ_INVALID_ARGUMENT);
+  call.q_tensor.dtype_code = 9;
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(sqz_last_error(), "code 9: 32 with 1 lane"), nullptr) << sqz_last_error();
+  call.q_tensor.dtype_code = 0;
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(sqz_last_error(), "int32 with 1 lane"), nullptr) << sqz_last_error();
+  call.q_tensor.dtype_code = 2;
   // After all these errors the session still serves, and nothing was counted.
   EXPECT_EQ(session.stats().selections, 0u);
   EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_OK) << sqz_last_error();
@@ -119,6 +126,20 @@ TEST_F(CApi, TheStrideOfASingleTokenSaysNothing) {
   call.q_tensor.strides = call.out_tensor.strides = strides;
   call.lse_tensor.strides = of_lse;
   session.attend(call.args);
+}
+
+TEST_F(CApi, TensorsMayTouch) {
+  runtime::Session session(*index_, runtime::options_for_budget(0.125));
+  Call call(3);
+  const size_t size = call.q.size();
+  for (const auto& [q, out] : {std::pair(size_t{0}, size), {size, size_t{0}}}) {
+    std::vector<float> both(2 * size + call.lse.size());
+    std::copy(call.q.begin(), call.q.end(), both.begin() + static_cast<std::ptrdiff_t>(q));
+    call.q_tensor.data = &both[q];
+    call.out_tensor.data = &both[out];
+    call.lse_tensor.data = &both[2 * size];
+    session.attend(call.args);
+  }
 }
 
 TEST_F(CApi, NoTokensIsNoWork) {

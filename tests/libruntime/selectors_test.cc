@@ -225,6 +225,15 @@ TEST(Deal, InProportionUpToTheCaps) {
   EXPECT_THAT(deal(10, Scales{1, 5}, Scales{2, 3}), ElementsAre(2, 3)) << "less than the total";
 }
 
+TEST(LayerScales, TheMeanOverLayersThatSelectIsOne) {
+  const ServedIndex& index = *index_of(Of::kPlain).index;
+  const Scales scales = {3, 1};
+  SelectionRequest request;
+  request.layer_scales = scales;
+  EXPECT_THAT(*layer_scales(index.metadata(), index.layers, request, 0), ElementsAre(1.5, 0.5));
+  EXPECT_THAT(*layer_scales(index.metadata(), index.layers, request, 1), ElementsAre(0, 1));
+}
+
 TEST(LayerKeys, SumIsExactForEveryTotalAndScale) {
   testing::Random random(3);
   for (int round = 0; round < 300; ++round) {

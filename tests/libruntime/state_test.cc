@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "sqz/sqz.hpp"
 #include "tests/libruntime/random_data.h"
@@ -147,6 +148,14 @@ TEST(MergeStates, RefusesWhatIsNoState) {
   EXPECT_EQ(merge(&out[0], &lse[0], &half.out_tensor[1], &lse[1]), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(merge(&out[0], &lse[0], &longer.out_tensor[1], &lse[1]), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(merge(&out[0], &lse[0], &out[1], &longer.lse_tensor[1]), SQZ_INVALID_ARGUMENT);
+  const std::pair<sqz_tensor*, sqz_tensor*> same[] = {
+      {&out[0], &lse[0]}, {&out[0], &lse[1]}, {&out[1], &lse[0]}};
+  for (const auto& [of, with] : same) {
+    void* const apart = std::exchange(with->data, of->data);
+    EXPECT_EQ(merge(&out[0], &lse[0], &out[1], &lse[1]), SQZ_INVALID_ARGUMENT);
+    EXPECT_NE(std::strstr(sqz_last_error(), "in the same memory"), nullptr) << sqz_last_error();
+    with->data = apart;
+  }
   EXPECT_EQ(sqz_merge_states_on(&out[0], &lse[0], &out[1], &lse[1], &pair), SQZ_INVALID_ARGUMENT);
   EXPECT_STREQ(sqz_last_error(), "stream: found a stream, expected null on the CPU");
   out[1].device_type = 2;
