@@ -9,10 +9,11 @@ Tensors are numpy's, torch's, or of whatever else speaks DLPack; none is copied.
 sqz.Error with its sentence. docs/python.md is the reference.
 """
 
+from sqz._arguments import Context, Contexts
 from sqz._library import Error, version
 from sqz.build import Built, build, calibrate
 from sqz.index import Index, IndexInfo
-from sqz.session import Context, Contexts, Session, Stats, merge_states
+from sqz.session import Session, Stats, merge_states
 
 __version__ = version
 __all__ = ["Built", "Context", "Contexts", "Error", "Index", "IndexInfo", "Session", "Stats", "build", "calibrate",

@@ -40,7 +40,7 @@ def require(name: str, tensor: Any) -> None:
 class Borrowed:
     """A sqz_tensor over someone's memory, which stays there as long as this lives. `at`: its address."""
 
-    def __init__(self, name: str, tensor: DLPackTensor) -> None:
+    def __init__(self, name: str, tensor: Any) -> None:
         torch = _is_torch(tensor)
         if (torch is not None and (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided and
                 not tensor.requires_grad and (kind := _dtypes(torch).get(tensor.dtype))):

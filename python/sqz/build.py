@@ -57,7 +57,7 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     from sqz.transformers import FixedContext
     from sqz.transformers.adapter import decoder_of
     from sqz.transformers.fingerprint import describe
-    from sqz.transformers.record import context_tokens, record, sdpa_attention_forward
+    from sqz.transformers.record import context_tokens, record
 
     path = os.fspath(output)
     if not overwrite and os.path.exists(path):
@@ -75,11 +75,12 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     device = model.device
     gpu = (device.index or 0) if device.type == "cuda" else 0
     with contextlib.ExitStack() as stack:
-        show, attention = stack.enter_context(_shown("build", progress)), sdpa_attention_forward
+        show, attention = stack.enter_context(_shown("build", progress)), None
         front = [stack.enter_context(sqz.Index(one)) for one in after]
         made = stack.enter_context(Build(
             path, description, tokens, levels=levels, rows=rows, tokenizer_hash=digest,
-            chat=chat or None, gpu=gpu, replace=overwrite, after=[one.info.context_id for one in front] or None, **options))
+            chat=chat or None, gpu=gpu, replace=overwrite, after=[one.info.context_id for one in front] or None,
+            **options))
         if front:  # RoPE is about differences: the new tokens begin with 0, and what is in front stands before that
             behind = FixedContext(model, front, tokenizer=tokenizer, selector="dense", _from_zero=True)
             attention = stack.enter_context(behind)._attend

@@ -85,8 +85,8 @@ class FixedContext:
                           for layer in range(-1, self._info.layers)}
 
     def stats(self, layer: int = -1, document: int = 0) -> sqz.Stats:
-        """What was asked and read of one of the indexes since the beginning or reset_stats(), until now or close(): of one
-        layer or all (-1)."""
+        """What was asked and read of one of the indexes since the beginning or reset_stats(), until now or close(): of
+        one layer or all (-1)."""
         return self._session.stats(layer, document) if self._open else self._last[layer, document]
 
     def reset_stats(self) -> None:
@@ -103,7 +103,8 @@ class FixedContext:
             raise RuntimeError(f"{type(self._model).__name__} has another FixedContext open: one model follows one "
                                "context at a time; close the other first")
         with ExitStack() as stack:
-            indexes = [one if isinstance(one, sqz.Index) else stack.enter_context(sqz.Index(one)) for one in self._given]
+            indexes = [one if isinstance(one, sqz.Index) else stack.enter_context(sqz.Index(one))
+                       for one in self._given]
             for index in indexes:
                 self._check_match(index)
             self._infos, self._info = [index.info for index in indexes], indexes[0].info
@@ -146,7 +147,8 @@ class FixedContext:
                     if "is already" not in str(error):
                         raise
         several = min(max(len(indexes), 1 + self._from_zero), 8)
-        session = sqz.Session(indexes[0], **{"max_contexts": several, **self._options, "device": str(device)})
+        options: dict[str, Any] = {"max_contexts": several, **self._options, "device": str(device)}
+        session = sqz.Session(indexes[0], **options)
         for slot, index in enumerate(indexes[1:], 1):
             session.put(slot, index)
         return session
@@ -160,7 +162,7 @@ class FixedContext:
             raise ValueError(f"contexts: found those of {len(given)} rows, expected {batch}, the rows of the batch")
         rows = []
         for documents in given:
-            tokens, row = 0, []
+            tokens, row = 0, list[sqz.Context]()
             for number in documents:
                 if not 0 <= number < len(self._infos):
                     raise ValueError(f"contexts: found document {number}, expected 0 to {len(self._infos) - 1}")

@@ -13,12 +13,13 @@ from .adapter import attention_function, check_call, decoder_of
 
 def record(model: PreTrainedModel, description: dict[str, Any], tokens: np.ndarray, queries: int,
            take: Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None],
-           attention: Callable[..., Any] = sdpa_attention_forward) -> None:
+           attention: Callable[..., Any] | None = None) -> None:
     """Runs the model once over `tokens` (of context_tokens()); description: describe(model).
 
     take(layer, keys, values, queries) is called for layer 0, 1, ... with keys and values [KV heads, tokens, head_dim]
     and the last `queries` queries [query heads, queries, head_dim], after RoPE, on the model's device and in its dtype.
-    They are valid during the call. attention: the function of the layers. ValueError for a model that an index cannot serve.
+    They are valid during the call. attention: the function of the layers, None = torch's. ValueError for a model that
+    an index cannot serve.
     """
     decoder, layers, done = decoder_of(model), description["layers"], 0
 
@@ -31,7 +32,7 @@ def record(model: PreTrainedModel, description: dict[str, Any], tokens: np.ndarr
                              "layer must attend once, in order")
         take(layer, key[0], value[0], query[0, :, len(tokens) - queries:])
         done += 1
-        return attention(module, query, key, value, attention_mask, scaling=scaling, **options)
+        return (attention or sdpa_attention_forward)(module, query, key, value, attention_mask, scaling=scaling, **options)
 
     with torch.inference_mode(), attention_function(decoder, attend):
         decoder(input_ids=torch.from_numpy(tokens)[None].long().to(model.device), use_cache=False)

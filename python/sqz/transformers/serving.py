@@ -44,7 +44,7 @@ def cut(lengths: Sequence[int], most: int, block: int) -> list[Piece]:
     """Calls of at most `most` rows for requests of these lengths, which are cut where blocks end, if there are any."""
     most_of_request = most // block * block if 0 < block <= most else most
     pieces: list[Piece] = []
-    first, indptr, owners = 0, [0], []
+    first, indptr, owners = 0, [0], list[int]()
     for owner, length in enumerate(lengths):
         while length > 0:
             taken = min(length, most_of_request)

@@ -81,7 +81,9 @@ def leases_of(engine: Any) -> Leases:
             from .server import Metrics
 
             REGISTRY.register(Metrics(engine.sqz_leases))
-    return engine.sqz_leases
+    leases = engine.sqz_leases
+    assert isinstance(leases, Leases)
+    return leases
 
 
 def names_of(params: Any) -> list[str] | None:
