@@ -51,9 +51,9 @@ TEST_F(CudaEngine, RequestsOfSeveralIndexesAndOfNone) {
     const Tokens* of_cpu = nullptr;
     std::vector<std::unique_ptr<Tokens>> calls;
     for (const bool on_gpu : {false, true}) {
-      auto options = held_budget(0.2, on_gpu);
-      options.max_contexts = 2;
-      runtime::Session session(a, options);
+      auto held = held_budget(0.2, on_gpu);
+      held.max_contexts = 2;
+      runtime::Session session(a, held);
       session.put(1, b);
       const sqz_context none = {-1, 0, 0}, first = {0, 0, 0}, second = {1, 0, 0},
                         behind = {1, 2, 6000};
