@@ -75,11 +75,7 @@ Status CheckedCall::check_contexts(const sqz_attend_args& args) {
   contexts_ = args.contexts;
   for (int64_t c = 0; c < each_; ++c) {
     for (Neighbours n; n.end < call_.request_count();) {
-      n.context = context_of(n.end, c);
-      if (n.context.slot != -1) {
-        SQZ_RETURN_IF_ERROR(check_context(n.context, n.end * each_ + c));
-        SQZ_RETURN_IF_ERROR(check_in_front(n.end, c));
-      }
+      SQZ_RETURN_IF_ERROR(check_context(n.end, c));
       n = neighbours(n.end, c);
       if (n.session != nullptr) SQZ_RETURN_IF_ERROR(check_tokens(n));
     }
@@ -87,51 +83,56 @@ Status CheckedCall::check_contexts(const sqz_attend_args& args) {
   return {};
 }
 
-// What an index was made after stands in front of it, where it stood.
-Status CheckedCall::check_in_front(int64_t request, int64_t which) const {
+// Texts are made for errors alone: a call that succeeds allocates nothing.
+Status CheckedCall::check_context(int64_t request, int64_t which) const {
   const sqz_context context = context_of(request, which);
-  SQZ_ASSIGN_OR_RETURN(const ServingSession* const session, table_.at(context.slot, "contexts"));
-  const std::vector<std::string>& after = session->index().file->metadata().after;
-  int64_t begin = context.offset;
-  for (int64_t i = std::ssize(after); i-- > 0;) {
-    const int64_t place = which - std::ssize(after) + i;
-    const sqz_context front = place < 0 ? sqz_context{-1, 0, 0} : context_of(request, place);
-    if (front.slot != -1) {
-      SQZ_ASSIGN_OR_RETURN(const ServingSession* const there, table_.at(front.slot, "contexts"));
-      const IndexMetadata& metadata = there->index().file->metadata();
-      begin -= metadata.tokens;
-      if (metadata.context_id() == after[static_cast<size_t>(i)] && front.offset == begin) continue;
-    }
-    return {Code::kMismatch, concat("contexts[", request * each_ + which, "]: found ",
-                                    session->index().file->path(), " without the ", after.size(),
-                                    " contexts that stood in front when it was made, "
-                                    "expected them there, one behind the other")};
+  if (context.slot == -1) return {};
+  const auto refuse = [&](Code code, const auto&... text) -> Status {
+    const std::string entry =
+        contexts_ == nullptr ? "contexts" : concat("contexts[", request * each_ + which, "]");
+    return {code, concat(entry, text...)};
+  };
+  const ServingSession* const session = table_.find(context.slot);
+  if (session == nullptr) {
+    return refuse(Code::kInvalidArgument, ": found slot ", context.slot,
+                  ", expected one that has an index");
   }
-  return {};
-}
-
-// number: of the entry of `contexts`.
-Status CheckedCall::check_context(const sqz_context& context, int64_t number) const {
-  const std::string field = contexts_ == nullptr ? "contexts" : concat("contexts[", number, "]");
-  SQZ_ASSIGN_OR_RETURN(const ServingSession* const session, table_.at(context.slot, field.c_str()));
-  if (context.skip == 0 && context.offset == 0) return {};
   const IndexMetadata& metadata = session->index().metadata();
   const int64_t most = skippable(metadata, call_.layer);
   if (context.skip < 0 || context.skip > most) {
-    return invalid(concat(field, ".skip: found ", context.skip, ", expected 0 to ", most,
-                          ", the sinks of the index"));
+    return refuse(Code::kInvalidArgument, ".skip: found ", context.skip, ", expected 0 to ", most,
+                  ", the sinks of the index");
   }
-  if (!composes(metadata.model)) {
-    return {Code::kUnsupported,
-            concat(field,
-                   ": found an offset or skipped tokens, expected none: the model has sliding "
-                   "windows, or the index does not describe how it turns keys")};
+  if ((context.skip != 0 || context.offset != 0) && !composes(metadata.model)) {
+    return refuse(Code::kUnsupported,
+                  ": found an offset or skipped tokens, expected none: the model has sliding "
+                  "windows, or the index does not describe how it turns keys");
   }
   if (context.offset != 0 && table_.composition() == nullptr) {
-    return invalid(concat(field, ".offset: found ", context.offset,
-                          ", expected 0: the session's max_contexts is 1"));
+    return refuse(Code::kInvalidArgument, ".offset: found ", context.offset,
+                  ", expected 0: the session's max_contexts is 1");
   }
-  return {};
+  if (is_in_place(*session, request, which)) return {};
+  return refuse(Code::kMismatch, ": found ", session->index().file->path(), " without the ",
+                metadata.after.size(),
+                " contexts that stood in front when it was made, expected them there, one behind "
+                "the other");
+}
+
+// Whether the contexts that stood in front of the index when it was made stand there now.
+bool CheckedCall::is_in_place(const ServingSession& session, int64_t request, int64_t which) const {
+  const std::vector<std::string>& after = session.index().file->metadata().after;
+  int64_t begin = context_of(request, which).offset;
+  for (int64_t i = std::ssize(after); i-- > 0;) {
+    if (--which < 0) return false;
+    const sqz_context front = context_of(request, which);
+    const ServingSession* const there = front.slot == -1 ? nullptr : table_.find(front.slot);
+    if (there == nullptr || there->index().context_id != after[static_cast<size_t>(i)])
+      return false;
+    begin -= there->index().metadata().tokens;
+    if (front.offset != begin) return false;
+  }
+  return true;
 }
 
 Status CheckedCall::check_tensors(const sqz_attend_args& args, bool outputs) {
@@ -187,7 +188,7 @@ sqz_context CheckedCall::context_of(int64_t request, int64_t which) const {
 
 CheckedCall::Neighbours CheckedCall::neighbours(int64_t first, int64_t which) const {
   Neighbours out{nullptr, context_of(first, which), first, first + 1};
-  if (out.context.slot != -1) out.session = *table_.at(out.context.slot, "");
+  if (out.context.slot != -1) out.session = table_.find(out.context.slot);
   const int64_t requests = call_.request_count();
   while (out.end < requests && same(context_of(out.end, which), out.context)) ++out.end;
   return out;

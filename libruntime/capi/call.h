@@ -29,11 +29,12 @@ class CheckedCall {
   explicit CheckedCall(SlotTable& table) : table_(table) {}
   Status check_tensors(const sqz_attend_args& args, bool outputs);
   Status check_contexts(const sqz_attend_args& args);
-  Status check_context(const sqz_context& context, int64_t number) const;
-  Status check_in_front(int64_t request, int64_t which) const;
+  // `which` of a request's contexts.
+  Status check_context(int64_t request, int64_t which) const;
+  bool is_in_place(const ServingSession& session, int64_t request, int64_t which) const;
   Status check_tokens(const Neighbours& requests) const;
   sqz_context context_of(int64_t request, int64_t which) const;
-  // Of the requests from `first` on; `which` of their contexts.
+  // The requests from `first` on whose context number `which` is the same.
   Neighbours neighbours(int64_t first, int64_t which) const;
   AttendCall part(const Neighbours& requests) const;
   Status attend(const Neighbours& requests, bool merge) const;

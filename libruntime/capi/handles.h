@@ -63,8 +63,8 @@ class SlotTable {
 
   // Null empties the slot.
   Status put(int64_t slot, sqz_index* index);
-  // Those of a slot that is not empty.
-  Result<ServingSession*> at(int64_t slot, const char* field) const;
+  // Null: the slot is empty.
+  ServingSession* find(int64_t slot) const;
   Status clear_totals();
 
   // A model like that of all indexes, with the range of KV heads that is served.

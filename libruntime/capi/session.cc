@@ -173,10 +173,8 @@ Status SlotTable::put(int64_t slot, sqz_index* index) {
   return {};
 }
 
-Result<ServingSession*> SlotTable::at(int64_t slot, const char* field) const {
-  const auto place = static_cast<size_t>(slot);
-  if (slot >= 0 && place < slots_.size() && slots_[place] != nullptr) return slots_[place].get();
-  return invalid(concat(field, ": found slot ", slot, ", expected one that has an index"));
+ServingSession* SlotTable::find(int64_t slot) const {
+  return slot >= 0 && slot < std::ssize(slots_) ? slots_[static_cast<size_t>(slot)].get() : nullptr;
 }
 
 Status SlotTable::clear_totals() {
@@ -228,7 +226,10 @@ sqz_status sqz_session_stats(const sqz_session* session, int64_t slot, int64_t l
   return fence([&]() -> Status {
     SQZ_ASSIGN_OR_RETURN(sqz::capi::SlotTable* const table, sqz::capi::session_here(session));
     const std::lock_guard lock(table->mutex);
-    SQZ_ASSIGN_OR_RETURN(sqz::ServingSession* const here, table->at(slot, "slot"));
+    sqz::ServingSession* const here = table->find(slot);
+    if (here == nullptr) {
+      return invalid(concat("slot: found slot ", slot, ", expected one that has an index"));
+    }
     sqz::ServingSession& s = *here;
     const int64_t layers = s.index().metadata().model.layers;
     if (layer < -1 || layer >= layers) {

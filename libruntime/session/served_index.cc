@@ -69,6 +69,7 @@ Result<std::shared_ptr<const ServedIndex>> make_served_index(std::shared_ptr<con
     index->tables.push_back(std::move(table));
   }
   SQZ_ASSIGN_OR_RETURN(index->calibration, index->file->calibration());
+  index->context_id = metadata.context_id();
   return std::shared_ptr<const ServedIndex>(std::move(index));
 }
 

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "formats/sqz_file.h"
@@ -16,6 +17,7 @@ struct ServedIndex {
   std::vector<LayerView> layers;
   std::vector<LayerTable> tables;
   Calibration calibration;  // without the tables that the index does not have
+  std::string context_id;   // IndexMetadata::context_id()
 
   // If this is a range of KV heads: the whole index, and the first head. Views, tables and the
   // model are those of the range. Plans are made from the whole index, so that all ranks make the

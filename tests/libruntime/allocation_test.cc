@@ -50,6 +50,30 @@ TEST_F(Allocation, NoneInAttend) {
   }
 }
 
+TEST_F(Allocation, NoneInAttendWithSeveralContexts) {
+  testing::TinyIndexOptions plain = testing::c_index_options();
+  plain.windows = {};
+  const std::string file = directory_->file("plain.sqz");
+  ASSERT_TRUE(testing::write_tiny_index(file, plain).ok());
+  const runtime::Index index(file);
+  auto options = testing::held_budget(0.2);
+  options.max_contexts = 2;
+  runtime::Session session(index, options);
+  session.put(1, index);
+  const sqz_context contexts[] = {{0, 0, 0}, {1, 4, 5000}, {-1, 0, 0}, {1, 0, 0}};
+  const int64_t indptr[] = {0, 2, 3};
+  Call call(3);
+  call.args.indptr = indptr;
+  call.args.requests = 2;
+  call.args.contexts = contexts;
+  call.args.contexts_each = 2;
+  const int64_t before = allocations;
+  const sqz_status status = sqz_attend(session.handle(), &call.args);
+  const int64_t after = allocations;
+  ASSERT_EQ(status, SQZ_OK) << sqz_last_error();
+  EXPECT_EQ(after - before, 0);
+}
+
 TEST_F(Allocation, AFailedOneIsAStatus) {
   const std::string file = path();
   for (const sqz_open_mode mode : {SQZ_OPEN_MMAP, SQZ_OPEN_READ}) {

@@ -198,7 +198,7 @@ SQZ_AVX512 void dots_of(const Stored& stored, const int16_t* packed, int64_t row
   }
 }
 
-// Of a query's 16-bit numbers.
+// The greatest of the 16-bit numbers that a query is rounded to.
 constexpr int kLargest = 127 * 256 + 127;
 
 // kTile keys x kVectors vectors of rows stay in registers over the whole depth.
