@@ -2,11 +2,13 @@
 
 import ctypes as c
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqz import _library
 from sqz._tensors import Borrowed, DLPackTensor, Integers, integers, stream_of
+
+if TYPE_CHECKING:
+    from sqz.index import IndexInfo
 
 
 def head_range(kv_heads: tuple[int, int] | None) -> tuple[int, int]:
@@ -30,13 +32,26 @@ def doubles(name: str, values: Sequence[float] | None) -> Any:
         raise TypeError(f"{name}: found {values!r}, expected a sequence of numbers") from None
 
 
-@dataclass(frozen=True)
-class Context:
+MOST_CONTEXTS = 8  # of a request
+_SINKS = 4  # tokens that all documents but the first leave out: their attention sinks
+
+
+class Context(NamedTuple):
     """An index as a request sees it."""
 
     slot: int  # of the session
     offset: int = 0  # position of its first token
     skip: int = 0  # first tokens that are left out: 4 for all but the first of several
+
+
+def one_behind_the_other(documents: Sequence[tuple[int, "IndexInfo"]]) -> tuple[tuple[Context, ...], int]:
+    """The contexts of a request with these slots and indexes, in their order, and the position of its first token."""
+    row: tuple[Context, ...] = ()
+    tokens = 0
+    for slot, info in documents:
+        row += (Context(slot, tokens, min(_SINKS, info.sink) if row and not info.after else 0),)
+        tokens += info.tokens
+    return row, tokens
 
 
 class Contexts:
@@ -53,7 +68,7 @@ class Contexts:
         for number, row in enumerate(rows):
             for place in range(self.each):
                 one = row[place] if place < len(row) else Context(-1)
-                self.array[number * self.each + place] = _library.Context(one.slot, one.skip, one.offset)
+                self.array[number * self.each + place] = _library.Context(**one._asdict())
 
 
 def _contexts_of(request: int | Context | Sequence[Context] | None) -> Sequence[Context]:

@@ -37,7 +37,7 @@ def ids():
 def test_has_the_bytes_of_sqz_index(model, ids, dtype, tmp_path):
     model = load(model.name_or_path).to(dtype)
     sqz.transformers.capture(model, ids, tmp_path / "a.h5")
-    expected = build(tmp_path / "a.h5", tmp_path / "a.sqz", "--rows", "q8", "--levels", "3", "--seed", "7")
+    expected = build(tmp_path / "a.h5", tmp_path / "a.sqz", "--levels", "3", "--seed", "7", rows="q8")
     told = []
     built = sqz.build(model, None, ids, tmp_path / "b.sqz", rows="q8", levels=3, seed=7, threads=1,
                       progress=told.append)

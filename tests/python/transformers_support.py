@@ -30,8 +30,8 @@ def tool(name):
     return path
 
 
-def build(capture, index, *options):
-    subprocess.run([tool("sqz-index"), "build", "--capture", capture, "-o", index, "--rows", "f16", "--threads", "2",
+def build(capture, index, *options, rows="f16"):
+    subprocess.run([tool("sqz-index"), "build", "--capture", capture, "-o", index, "--rows", rows, "--threads", "2",
                     *options], check=True, stdout=subprocess.DEVNULL)
     return index
 

@@ -1,6 +1,5 @@
 """FixedContext: a model of transformers answers as if the context of an index stood in front."""
 
-import dataclasses
 import inspect
 import math
 import os
@@ -14,14 +13,12 @@ from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import sqz
+from sqz._arguments import MOST_CONTEXTS, one_behind_the_other
 
 from .adapter import attention_function, check_call, check_longrope, decoder_of
 from .attention import additive_bias, own_state, rows_of
 from .fingerprint import check_match, describe, tokenizer_hash
 from .serving import Serving
-
-
-SINKS = 4  # tokens that all documents but the first leave out: their attention sinks
 
 
 class FixedContext:
@@ -146,14 +143,19 @@ class FixedContext:
                 except sqz.Error as error:
                     if "is already" not in str(error):
                         raise
-        several = min(max(len(indexes), 1 + self._from_zero), 8)
+        several = min(max(len(indexes), 1 + self._from_zero), MOST_CONTEXTS)
         options: dict[str, Any] = {"max_contexts": several, **self._options, "device": str(device)}
         session = sqz.Session(indexes[0], **options)
         for slot, index in enumerate(indexes[1:], 1):
             session.put(slot, index)
         return session
 
-    def _rows(self, batch: int) -> list[list[sqz.Context]] | None:
+    def _document(self, number: int) -> sqz.IndexInfo:
+        if not 0 <= number < len(self._infos):
+            raise ValueError(f"contexts: found document {number}, expected 0 to {len(self._infos) - 1}")
+        return self._infos[number]
+
+    def _rows(self, batch: int) -> list[tuple[sqz.Context, ...]] | None:
         """The contexts of each row of a batch; None: all have the only index."""
         if self.contexts is None and len(self._given) == 1 and not self._from_zero:
             return None
@@ -162,19 +164,13 @@ class FixedContext:
             raise ValueError(f"contexts: found those of {len(given)} rows, expected {batch}, the rows of the batch")
         rows = []
         for documents in given:
-            tokens, row = 0, list[sqz.Context]()
-            for number in documents:
-                if not 0 <= number < len(self._infos):
-                    raise ValueError(f"contexts: found document {number}, expected 0 to {len(self._infos) - 1}")
-                info = self._infos[number]
-                row.append(sqz.Context(number, tokens, min(SINKS, info.sink) if row and not info.after else 0))
-                tokens += info.tokens
+            row, tokens = one_behind_the_other([(number, self._document(number)) for number in documents])
             if self._from_zero:
-                row = [dataclasses.replace(one, offset=one.offset - tokens) for one in row]
+                row = tuple(one._replace(offset=one.offset - tokens) for one in row)
             rows += [row] * (batch // len(given))  # a row and its beams follow each other
         return rows
 
-    def _length_of(self, row: list[sqz.Context]) -> int:
+    def _length_of(self, row: tuple[sqz.Context, ...]) -> int:
         """Where what follows begins."""
         return row[-1].offset + self._infos[row[-1].slot].tokens if row else 0
 
@@ -224,7 +220,7 @@ class FixedContext:
 
     def _check_length(self, own: int) -> None:
         given = [range(len(self._infos))] if self.contexts is None else self.contexts
-        context = max(sum(self._infos[number].tokens for number in documents) for documents in given)
+        context = max((sum(self._document(number).tokens for number in documents) for documents in given), default=0)
         most = self._described["max_positions"]
         if 0 < most < context + own:
             raise ValueError(f"{context} tokens of context and {own} that follow are {context + own}, but the model "

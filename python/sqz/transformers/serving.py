@@ -75,13 +75,13 @@ class Serving:
         self._most = options.get("max_tokens") or 4096  # rows of a call, as the session's default
         self._most_of_request = min(self._most, options.get("max_request_tokens") or self._most)
         self._rows = Rows(None, [], None)
-        self.contexts: list[list[sqz.Context]] | None = None
+        self.contexts: list[tuple[sqz.Context, ...]] | None = None
         self._made: dict[tuple[int, ...], sqz.Contexts] = {}
         self.number = next(_numbers)
         _servings[self.number] = self
 
     def begin(self, batch: int, tokens: int, mask: torch.Tensor | None, positions: torch.Tensor,
-              contexts: list[list[sqz.Context]] | None) -> None:
+              contexts: list[tuple[sqz.Context, ...]] | None) -> None:
         """Before the layers of a forward pass. mask: as real_tokens() takes it; positions: [batch or 1, tokens]."""
         if contexts != self.contexts:
             self.contexts, self._made = contexts, {}

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import os
 
-import sqz
-
 from .options import Options
 
 _registered: Options | None = None
@@ -33,7 +31,7 @@ def register() -> None:
     if _registered is not None:
         raise ValueError(f"SQZ_INDEX and its options: found {options}, but this process serves with {_registered}: "
                          "use another process")
-    sqz.Index(options.library.first().path).close()
+    _ = options.first
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # whose positions cannot be moved from outside
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend

@@ -12,14 +12,11 @@ from typing import Any
 import torch
 
 import sqz
+from sqz._arguments import MOST_CONTEXTS
 
 from . import registered
-from .library import MOST, identity
+from .library import identity
 from .options import Options
-
-CONTEXTS = "sqz_slots"  # of a request's extra_args: a list of (slot, offset, skip), one a context
-TOKENS = "sqz_tokens"  # of all its contexts
-
 
 class Table:
     """Session and indexes of this process. One tensor-parallel rank holds and serves its own KV heads."""
@@ -27,7 +24,7 @@ class Table:
     def __init__(self, options: Options, config: Any) -> None:
         """config: vllm.config.VllmConfig of the model that is being made."""
         rank, ranks = config.parallel_config.rank, config.parallel_config.tensor_parallel_size
-        first = sqz.Index(options.library.first().path)
+        _, first = options.first
         self._check(first, getattr(config, "sqz_identity", None))
         heads = first.info.kv_heads // ranks
         self._where: dict[str, Any] = {"kv_heads": None if ranks == 1 else (rank % ranks * heads, heads)}
@@ -37,7 +34,8 @@ class Table:
             first.upload(**self._where)
         with all_cores():
             self.session = sqz.Session(first, max_tokens=config.scheduler_config.max_num_batched_tokens,
-                                       max_contexts=MOST if options.contexts else 1, **self._where, **options.session)
+                                       max_contexts=MOST_CONTEXTS if options.contexts else 1, **self._where,
+                                       **options.session)
         self._indexes: dict[int, sqz.Index] = {0: first}
         self._loading: dict[int, threading.Thread] = {}
         self._failed: dict[int, str] = {}
@@ -79,8 +77,9 @@ class Table:
         if thread := self._loading.pop(slot, None):
             thread.join()
         self.session.put(slot, None)
-        if index := self._indexes.pop(slot, None):
-            index.close()
+        index = self._indexes.pop(slot, None)  # which may be that of the options, open for who asks next
+        if index is not None and self._on_gpu:
+            index.unload(self._where["device"])
 
     def add(self, layer: str, query: torch.Tensor, output: torch.Tensor, lse: torch.Tensor, indptr: list[int],
             contexts: sqz.Contexts | None) -> None:
@@ -131,23 +130,6 @@ def refuse_layer(num_heads: int, head_size: int, scale: float, num_kv_heads: int
                         (attn_type != "decoder", f"attention of type {attn_type}")):
         if found:
             raise ValueError(f"sqz cannot serve this with vLLM: a layer has {what}; expected full causal attention")
-
-
-class Requests:
-    """Of an AttentionMetadataBuilder: its metadata also have `indptr`, the requests' first tokens on the host, and
-    `contexts`, theirs."""
-
-    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
-        from . import runner
-
-        metadata = super().build(0, common_attn_metadata, fast_build)  # type: ignore[misc]
-        starts = common_attn_metadata.query_start_loc_cpu[:common_attn_metadata.num_reqs + 1].tolist()
-        metadata.indptr = list(dict.fromkeys(starts))  # a padded request has no token
-        metadata.contexts = runner.contexts_of(len(metadata.indptr) - 1)
-        return metadata
-
-    def use_cascade_attention(self, *_: Any, **__: Any) -> bool:
-        return False
 
 
 @contextmanager

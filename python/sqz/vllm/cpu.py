@@ -9,10 +9,10 @@ import torch
 from vllm.v1.attention.backends.cpu_attn import (CPUAttentionBackend, CPUAttentionBackendImpl,
                                                  CPUAttentionMetadataBuilder)
 
-from . import context, plain_cache
+from . import context, plain_cache, runner
 
 
-class Builder(context.Requests, CPUAttentionMetadataBuilder):  # type: ignore[misc]
+class Builder(runner.Requests, CPUAttentionMetadataBuilder):  # type: ignore[misc]
     pass
 
 

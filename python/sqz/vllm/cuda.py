@@ -10,10 +10,10 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import (FlashAttentionBackend, FlashAttentionImpl,
                                                    FlashAttentionMetadataBuilder, flash_attn_varlen_func)
 
-from . import context, registered
+from . import context, registered, runner
 
 
-class Builder(context.Requests, FlashAttentionMetadataBuilder):  # type: ignore[misc]
+class Builder(runner.Requests, FlashAttentionMetadataBuilder):  # type: ignore[misc]
     # sqz takes the requests' first tokens and contexts from the host, so a graph fixes them: 0, 1, 2, ... for one token
     # each, of the only index. With a library steps run in piecewise graphs.
     _cudagraph_support = (AttentionCGSupport.NEVER if registered().contexts

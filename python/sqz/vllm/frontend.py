@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Generator
 from typing import Any
 
-from . import context, registered
+from . import registered, runner
 from .leases import Call, Lease, Leases, Resident, Wait, Work
 
 NAME = "sqz_context"  # of vllm_xargs: a name, or several, one behind the other
@@ -40,7 +40,8 @@ def install() -> None:
     def add_request_with(self: Any, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:
         lease = drive_now(leases_of(self).acquire(names_of(params)), self)
         try:
-            added = add_request(self, request_id, prompt, behind(lease, prompt, params, self.model_config), *rest, **named)
+            params = behind(lease, prompt, params, self.model_config)
+            added = add_request(self, request_id, prompt, params, *rest, **named)
         except BaseException:
             leases_of(self).release(lease)
             raise
@@ -115,50 +116,52 @@ def behind(lease: Lease, prompt: Any, params: Any, model: Any) -> Any:
     if not lease.contexts:
         return params
     params = params.clone()
-    params.extra_args = {**(params.extra_args or {}), context.CONTEXTS: [list(one) for one in lease.contexts],
-                         context.TOKENS: lease.tokens, SALT: lease.salt}
+    params.extra_args = {**(params.extra_args or {}), runner.CONTEXTS: [list(one) for one in lease.contexts],
+                         runner.TOKENS: lease.tokens, SALT: lease.salt}
     return params
+
+
+def _go_on(steps: Generator[Any, Any, Lease], outcome: Any) -> Any:
+    """What Leases.acquire() wants next, or its Lease. outcome: the result of what it wanted, or the error."""
+    try:
+        return steps.throw(outcome) if isinstance(outcome, Exception) else steps.send(outcome)
+    except StopIteration as end:
+        return end.value
 
 
 async def drive(steps: Generator[Any, Any, Lease], engine: Any) -> Lease:
     """Leases.acquire() under asyncio: others go on meanwhile."""
-    go_on: Any = functools.partial(next, steps)
-    while True:
-        try:
-            item = go_on()
-        except StopIteration as end:
-            return end.value
+    item = _go_on(steps, None)
+    while not isinstance(item, Lease):
         try:
             if isinstance(item, Call):
-                result = await engine.collective_rpc(item.method, args=item.arguments)
+                outcome = await engine.collective_rpc(item.method, args=item.arguments)
             elif isinstance(item, Work):
-                result = await asyncio.to_thread(item.function)
+                outcome = await asyncio.to_thread(item.function)
             else:
-                result = await asyncio.sleep(0.005)
-            go_on = functools.partial(steps.send, result)
+                outcome = await asyncio.sleep(0.005, None)
         except Exception as error:
-            go_on = functools.partial(steps.throw, error)
+            outcome = error
+        item = _go_on(steps, outcome)
+    return item
 
 
 def drive_now(steps: Generator[Any, Any, Lease], engine: Any) -> Lease:
     """The same in plain code, where no other request ends meanwhile."""
-    go_on: Any = functools.partial(next, steps)
-    while True:
+    item = _go_on(steps, None)
+    while not isinstance(item, Lease):
+        outcome: Any = None
         try:
-            item = go_on()
-        except StopIteration as end:
-            return end.value
-        try:
-            if item is Wait.ROOM:
-                raise ValueError(f"{NAME}: found more contexts at once than SQZ_MEMORY holds, expected less: give "
-                                 "generate() fewer prompts, or more memory")
-            result = None
             if isinstance(item, Call):
-                result = engine.collective_rpc(item.method, args=item.arguments)
+                outcome = engine.collective_rpc(item.method, args=item.arguments)
             elif isinstance(item, Work):
-                result = item.function()
-            else:
+                outcome = item.function()
+            elif item is Wait.LOADING:
                 time.sleep(0.005)
-            go_on = functools.partial(steps.send, result)
+            else:
+                outcome = ValueError(f"{NAME}: found more contexts at once than SQZ_MEMORY holds, expected less: give "
+                                     "generate() fewer prompts, or more memory")
         except Exception as error:
-            go_on = functools.partial(steps.throw, error)
+            outcome = error
+        item = _go_on(steps, outcome)
+    return item

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqz
+from sqz._arguments import one_behind_the_other
 
-from .library import SINKS, File, Library, identity
+from .library import File, Library, identity
 
 MOST_RESIDENT = 256  # indexes
 SLOTS = 65536
@@ -68,7 +69,7 @@ class Counters:
 @dataclass(frozen=True)
 class Lease:
     files: tuple[File, ...]
-    contexts: tuple[tuple[int, int, int], ...]  # slot, offset, skip
+    contexts: tuple[sqz.Context, ...]
     tokens: int  # of all of them: the position of the request's first token
     salt: str
 
@@ -176,19 +177,19 @@ class Leases:
             return index.info, identity(index)
 
     def _lease(self, files: Sequence[File]) -> Lease:
-        contexts, tokens, salt, infos = [], 0, [], list[sqz.IndexInfo]()
-        for place, file in enumerate(files):
-            one = self.resident[file]
-            assert one.info is not None
-            if place and not one.info.composes:
+        documents: list[tuple[int, sqz.IndexInfo]] = []
+        for file in files:
+            slot, info = self.resident[file].slot, self.resident[file].info
+            assert info is not None
+            front = [before.context_id for _, before in documents]
+            if front and not info.composes:
                 raise ValueError(f"sqz_context: {os.path.basename(file.path)}: found it behind another context, expected "
                                  "it alone: the model has sliding windows, or its rotary embedding is not described")
-            after, front = one.info.after, [info.context_id for info in infos]
-            if after and tuple(front[-len(after):]) != after:
-                raise ValueError(f"sqz_context: {os.path.basename(file.path)}: found it without the {len(after)} contexts "
-                                 "that stood in front when it was made, expected them there, one behind the other")
-            contexts.append((one.slot, tokens, min(SINKS, one.info.sink) if place and not after else 0))
-            salt.append(f"{one.info.context_id}@{tokens}")
-            infos.append(one.info)
-            tokens += one.info.tokens
-        return Lease(tuple(files), tuple(contexts), tokens, "sqz:" + "+".join(salt))
+            if info.after and tuple(front[-len(info.after):]) != info.after:
+                raise ValueError(f"sqz_context: {os.path.basename(file.path)}: found it without the {len(info.after)} "
+                                 "contexts that stood in front when it was made, expected them there, one behind the "
+                                 "other")
+            documents.append((slot, info))
+        contexts, tokens = one_behind_the_other(documents)
+        salt = (f"{info.context_id}@{one.offset}" for (_, info), one in zip(documents, contexts, strict=True))
+        return Lease(tuple(files), contexts, tokens, "sqz:" + "+".join(salt))

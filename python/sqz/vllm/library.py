@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import sqz
+from sqz._arguments import MOST_CONTEXTS
 
 SUFFIX = ".sqz"
-MOST = 8  # contexts of a request
-SINKS = 4  # tokens that all documents but the first leave out: their attention sinks
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ class Library:
         """Those of a request's contexts, in order. None: the default, if there is one."""
         if names is None:
             return [version_of(self.default)] if self.default else []
-        if len(names) > MOST:
-            raise ValueError(f"sqz_context: found {len(names)} names, expected at most {MOST}")
+        if len(names) > MOST_CONTEXTS:
+            raise ValueError(f"sqz_context: found {len(names)} names, expected at most {MOST_CONTEXTS}")
         return [self.file(name) for name in names]
 
 

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .library import Library
+import sqz
+
+from .library import File, Library
 
 # Arguments of sqz.Session that SQZ_<NAME> sets. The device, its share of the heads, and the most tokens are vLLM's.
 SESSION_ARGUMENTS = ("selector", "budget", "keep", "thresholds", "rule", "levels", "block",
@@ -28,6 +30,13 @@ class Options:
     @functools.cached_property
     def library(self) -> Library:
         return Library(self.index, self.contexts)
+
+    @functools.cached_property
+    def first(self) -> tuple[File, sqz.Index]:
+        """The index that the session begins with. It stays open, so that a file that takes its name meanwhile is not
+        served."""
+        file = self.library.first()
+        return file, sqz.Index(file.path)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Options | None:

@@ -65,12 +65,12 @@ def add_routes(app: Any) -> None:
     async def listed(request: Request) -> dict[str, Any]:
         engine, library = request.app.state.engine_client, registered().library
         leases = leases_of(engine)
-        resident = {file.path: one for file, one in leases.resident.items() if one.info is not None}
         shown = []
         for name in library.names():
-            path = os.path.join(library.folder, name + ".sqz")
-            entry: dict[str, Any] = {"name": name, "bytes": os.stat(path).st_size, "resident": path in resident}
-            if one := resident.get(path):
+            file = library.file(name)
+            one = leases.resident.get(file)
+            entry: dict[str, Any] = {"name": name, "bytes": file.bytes, "resident": bool(one and one.info)}
+            if one and one.info:
                 delivered = await engine.collective_rpc("sqz_delivered", args=(one.slot,))
                 entry |= {"tokens": one.info.tokens, "requests": one.users, "delivered_budget": delivered[0]}
             shown.append(entry)

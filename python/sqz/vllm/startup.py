@@ -39,8 +39,7 @@ def check(config: Any, options: Options, on_cpu: bool) -> None:
 
     Raises ValueError, or sqz.Error for an index that cannot be used.
     """
-    first = options.library.first()
-    index = sqz.Index(first.path)
+    first, index = options.first
     sqz.Session(index, max_tokens=1, **options.session).close()  # unknown arguments, a budget that cannot be met
     check_same_model(config, index)
     refuse(config, index.info, on_cpu, options)
@@ -64,7 +63,7 @@ def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool, options: Options) -> 
         (window is not None, f"the model has a sliding window of {window} tokens", "expected full attention"),
         (getattr(text, "attn_logit_softcapping", None) is not None, "the model has a soft cap on its logits",
          "expected none"),
-        (0 < positions < longest, f"the context has {info.tokens} tokens and --max-model-len is {model.max_model_len}, "
+        (0 < positions < longest, f"the context has {tokens} tokens and --max-model-len is {model.max_model_len}, "
          f"together {longest}, and the model has {positions} positions",
          f"set --max-model-len to at most {positions - tokens}"),
         (not on_cpu and name != "CUSTOM", f"the attention backend is {name}", "set --attention-backend CUSTOM"),
