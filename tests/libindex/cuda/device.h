@@ -52,6 +52,36 @@ class DeviceArray {
   size_t size_;
 };
 
+// What body(stream) asks of CUDA, captured on a stream of its own to be replayed.
+class Captured {
+ public:
+  template <class Body>
+  explicit Captured(const Body& body) {
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    EXPECT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    body(stream_);
+    EXPECT_EQ(cudaStreamEndCapture(stream_, &graph_), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&executable_, graph_, 0), cudaSuccess);
+  }
+  ~Captured() {
+    cudaGraphExecDestroy(executable_);
+    cudaGraphDestroy(graph_);
+    cudaStreamDestroy(stream_);
+  }
+  Captured(const Captured&) = delete;
+
+  void replay() const {
+    EXPECT_EQ(cudaGraphLaunch(executable_, stream_), cudaSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  }
+  cudaStream_t stream() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
 inline uint16_t to_bf16(double value) {
   const float narrow = static_cast<float>(value);
   uint32_t bits;

@@ -177,19 +177,6 @@ TEST(CudaEngine, AnyShape) {
   }
 }
 
-TEST(CudaEngine, DuplicatesAndOneLargeCluster) {
-  SQZ_SKIP_WITHOUT_GPU();
-  Heads heads{{{}, {}}, {}, 64, 100};
-  for (int64_t i = 0; i < 2000; ++i) {
-    for (int64_t c = 0; c < 64; ++c) {
-      heads.points[0].push_back(c == i % 3 ? 2.0f : 0.0f);  // 3 directions
-      heads.points[1].push_back(c == (i % 2 ? i % 64 : 0) ? 1.0f
-                                                          : 0.001f * static_cast<float>(i % 7));
-    }
-  }
-  expect_no_empty_cluster(heads, labels_of(*make_cuda_kmeans(64, 0).value(), heads));
-}
-
 TEST(CudaEngine, SameLabelsAloneAndInABatch) {
   SQZ_SKIP_WITHOUT_GPU();
   const auto engine = make_cuda_kmeans(64, 0).value();

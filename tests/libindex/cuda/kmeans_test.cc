@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "libindex/cuda/layer/kernels.h"
 #include "tests/libindex/cuda/capability.h"
 #include "tests/libindex/cuda/device.h"
 
@@ -470,35 +471,15 @@ TEST(KmeansTest, RunsInAGraphOnTwoStreams) {
   const KmeansShape shape{3, 2000, 64, 150};
   Problem problem(shape, grouped_rows(6000, 64, 90, 8));
   const Outcome direct = problem.run();
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   ASSERT_EQ(cudaStreamCreate(&problem.params.second_stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  ASSERT_TRUE(kmeans_run(problem.params, stream).ok());
-  cudaGraph_t graph;
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  cudaGraphExec_t executable;
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  const test::Captured graph(
+      [&](cudaStream_t stream) { EXPECT_TRUE(kmeans_run(problem.params, stream).ok()); });
   for (int i = 0; i < 2; ++i) {
     ASSERT_EQ(cudaMemset(problem.params.labels, 0xFF, 6000 * 4), cudaSuccess);
-    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    graph.replay();
     EXPECT_TRUE(problem.outcome() == direct);
   }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
   cudaStreamDestroy(problem.params.second_stream);
-  cudaStreamDestroy(stream);
-}
-
-TEST(KmeansTest, OneClusterAndAsManyAsPoints) {
-  SQZ_SKIP_WITHOUT_GPU();
-  for (const KmeansShape& shape : {KmeansShape{2, 700, 64, 1}, KmeansShape{2, 700, 64, 700},
-                                   KmeansShape{1, 1, 128, 1}, KmeansShape{1, 2, 32, 2}}) {
-    Problem problem(shape,
-                    random_rows(static_cast<size_t>(shape.heads * shape.points), shape.dim, 9));
-    expect_partition(problem.run(), shape);
-  }
 }
 
 TEST(KmeansTest, DuplicatesStillFillEveryCluster) {
@@ -521,35 +502,6 @@ TEST(KmeansTest, DuplicatesStillFillEveryCluster) {
   }
 }
 
-TEST(KmeansTest, HalfOfThePointsInOneCluster) {
-  SQZ_SKIP_WITHOUT_GPU();
-  const KmeansShape shape{1, 40000, 64, 200};
-  auto points = random_rows(40000, 64, 13);
-  for (size_t i = 0; i < 40000; i += 2) {  // all within a narrow cone
-    for (size_t k = 0; k < 64; ++k) {
-      points[i * 64 + k] =
-          to_bf16(10.0 * static_cast<double>(k % 3) + 0.01 * from_bf16(points[i * 64 + k]));
-    }
-  }
-  Problem problem(shape, points);
-  problem.params.iterations = 2;
-  const Outcome out = problem.run();
-  expect_partition(out, shape);
-  EXPECT_TRUE(out == problem.run());
-}
-
-TEST(KmeansTest, NotFinitePointsAreReported) {
-  SQZ_SKIP_WITHOUT_GPU();
-  for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY), 1e30}) {
-    const KmeansShape shape{1, 400, 64, 20};
-    auto points = random_rows(400, 64, 14);
-    points[123 * 64 + 5] = to_bf16(bad);
-    if (std::isnan(bad)) points[123 * 64 + 5] = 0x7FC0;
-    Problem problem(shape, points);
-    EXPECT_EQ(problem.run().fault, kKmeansFaultNotFinite);
-  }
-}
-
 TEST(KmeansArgumentsTest, WrongShapesNameTheField) {
   const auto message = [](KmeansShape shape) { return kmeans_workspace(shape).status().message(); };
   EXPECT_NE(message({1, 10, 64, 11}).find("clusters: found 11"), std::string::npos);
@@ -561,6 +513,10 @@ TEST(KmeansArgumentsTest, WrongShapesNameTheField) {
   KmeansParams params;
   params.shape = {1, 10, 64, 5};
   EXPECT_EQ(kmeans_run(params, nullptr).code(), Code::kInvalidArgument);
+  EXPECT_EQ(gather_rows({1, 10, 12, nullptr, nullptr, nullptr}, nullptr).code(),
+            Code::kInvalidArgument);
+  const DepthFirstParams more_clusters_than_points{1, 3, 4};
+  EXPECT_EQ(depth_first_order(more_clusters_than_points, nullptr).code(), Code::kInvalidArgument);
 }
 
 }  // namespace

@@ -251,11 +251,13 @@ TEST(CudaLayer, IsWhatTheFileSays) {
   check(make_layer(3, 1333, 64, {14, 67}));
   check(make_layer(2, 700, 128, {35}));
   check(make_layer(1, 900, 64, {3, 11, 60}));
+  check(make_layer(2, 9025, 96, {40, 2500}));
 }
 
 TEST(CudaLayer, DimensionsThatNoKernelHas) {
   SQZ_SKIP_WITHOUT_GPU();
   check(make_layer(2, 500, 8, {5, 25}));
+  check(make_layer(2, 500, 32, {5, 25}));
   check(make_layer(1, 500, 40, {5, 25}));
   check(make_layer(1, 400, 144, {4, 20}));
   check(make_layer(1, 400, 256, {4, 20}));

@@ -2,6 +2,7 @@
 // were before RoPE.
 #pragma once
 
+#include <functional>
 #include <utility>
 
 #include "formats/base/dtype.h"
@@ -110,24 +111,16 @@ enum class Given { kBefore, kPositions };
 // A call on both backends whose memory stays.
 class BucketCalls {
  public:
-  // Requests of these lengths.
-  BucketCalls(const Served& served, const std::vector<int64_t>& lengths, DType dtype, Given given)
-      : BucketCalls(served, std::accumulate(lengths.begin(), lengths.end(), int64_t{0}), dtype,
-                    given) {
-    indptr_.assign(1, 0);
-    for (const int64_t length : lengths) indptr_.push_back(indptr_.back() + length);
-    gpu_.call.indptr = indptr_.data();
-    gpu_.call.requests = std::ssize(lengths);
-  }
-  BucketCalls(const Served& served, int64_t requests, DType dtype, Given given)
+  BucketCalls(const Served& served, const Lengths& lengths, DType dtype, Given given)
       : served_(served),
         dtype_(dtype),
         given_(given),
-        gpu_(served, 1, requests, dtype),
-        before_(static_cast<size_t>(requests * row() * dtype_size(dtype))) {}
+        gpu_(served, 1, lengths, dtype),
+        before_(static_cast<size_t>(gpu_.call.tokens * row() * dtype_size(dtype))) {}
 
   void set(const BucketQueries& q, cudaStream_t stream = nullptr) {
     queries_ = q;
+    host_q_ = testing::stored(dtype_, q.after);
     host_before_ = testing::stored(dtype_, q.before);
     gpu_.set_queries(q.after, stream);
     ASSERT_EQ(cudaMemcpyAsync(before_.get(), host_before_.data(), host_before_.size(),
@@ -142,7 +135,6 @@ class BucketCalls {
 
   Output expected(Session& session) {
     const auto tokens = std::ssize(queries_.positions);
-    host_q_ = testing::stored(dtype_, queries_.after);
     std::vector<std::byte> out(host_q_.size());
     Output output;
     output.lse.resize(static_cast<size_t>(tokens * served_.options.query_heads));
@@ -157,7 +149,6 @@ class BucketCalls {
     return output;
   }
   AttendCall cpu() {
-    host_q_ = testing::stored(dtype_, queries_.after);
     AttendCall call = gpu_.call;
     call.q = host_q_.data();
     call.q_before_rope = given_ == Given::kBefore ? host_before_.data() : nullptr;
@@ -170,11 +161,82 @@ class BucketCalls {
   const Served& served_;
   DType dtype_;
   Given given_;
-  std::vector<int64_t> indptr_;
-  test::DeviceCall gpu_;
-  test::DeviceArray<std::byte> before_;
+  DeviceCall gpu_;
+  DeviceArray<std::byte> before_;
   BucketQueries queries_;
   std::vector<std::byte> host_q_, host_before_;
+};
+
+// Sessions of both backends on one index of buckets, and what must be the same of the two.
+using Close = void (*)(const Output& found, const Output& expected, int64_t dim);
+
+struct BucketBackends : Backends {
+  BucketBackends(const Served& index, double share, int64_t block = 0)
+      : Backends(index, keep_buckets(share), block) {}
+
+  // With the same queries: outputs, what is counted, and runs. Returns the share of the clustered
+  // keys that were read.
+  double compare(BucketCalls& calls, const BucketQueries& queries, Close close) {
+    if (!*this) return 0;
+    calls.set(queries);
+    const Status status = gpu->attend(calls.gpu());
+    EXPECT_TRUE(status.ok()) << status.message();
+    const Output expected = calls.expected(*cpu);
+    close(calls.output(), expected, served.options.head_dim);
+    const auto found = gpu->totals(1);
+    EXPECT_TRUE(found.ok()) << found.status().message();
+    if (!found.ok()) return 0;
+    expect_same_counters(*found, cpu->counters(1));
+    EXPECT_TRUE(same_runs(runs_of(*gpu, calls.gpu()), runs_of(*cpu, calls.cpu())));
+    return static_cast<double>(found->keys_read) / static_cast<double>(found->keys_possible);
+  }
+
+  // A graph of two calls, of which the second must not disturb the first, replayed with the queries
+  // that it was captured with, with others, and then with the same again: the same bits. `calls`
+  // are of `tokens` with `lists` selections.
+  void replay(BucketCalls& calls, int64_t tokens, int64_t lists, Close close) {
+    ASSERT_TRUE(bool{*this});
+    calls.set(bucket_queries(served, tokens, 1));
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // the other stream does not wait for this one
+    const Captured graph = captured(*gpu, calls.gpu());
+    for (const uint64_t seed : {1, 2, 3}) {
+      calls.set(bucket_queries(served, tokens, seed), graph.stream());
+      graph.replay();
+      close(calls.output(), calls.expected(*cpu), served.options.head_dim);
+    }
+    EXPECT_EQ(gpu->totals(1)->selections, static_cast<uint64_t>(3 * 2 * lists));
+    const Output first = calls.output();
+    for (int i = 0; i < 20; ++i) {
+      graph.replay();
+      ASSERT_EQ(calls.output(), first) << "the same bits again";
+    }
+  }
+
+  // A NaN of a query that decides for the rows `is_lost(row)` is seen there and nowhere else; an
+  // infinite query of the first block is an error where its selection is asked for.
+  void lose(BucketCalls& calls, const BucketQueries& clean_queries, size_t element,
+            const std::function<bool(size_t)>& is_lost) {
+    ASSERT_TRUE(gpu != nullptr);
+    calls.set(clean_queries);
+    ASSERT_TRUE(gpu->attend(calls.gpu()).ok());
+    const Output clean = calls.output();
+    BucketQueries q = clean_queries;
+    q.before[element] = NAN;
+    calls.set(q);
+    ASSERT_TRUE(gpu->attend(calls.gpu()).ok());
+    const Output found = calls.output();
+    for (size_t row = 0; row < found.lse.size(); ++row) {
+      if (is_lost(row)) {
+        ASSERT_TRUE(std::isnan(found.lse[row])) << row;
+      } else {
+        ASSERT_EQ(found.lse[row], clean.lse[row]) << row;
+      }
+    }
+    q = clean_queries;
+    q.before[0] = INFINITY;
+    calls.set(q);
+    EXPECT_EQ(gpu->select(calls.gpu()).status().code(), Code::kNumeric);
+  }
 };
 
 }  // namespace sqz::cuda::test

@@ -125,29 +125,17 @@ TEST_F(CudaEngine, CallsAreCaptured) {
   runtime::Session on_gpu(index, held_budget(0.2, true)), on_cpu(index, held_budget(0.2, false));
   const std::vector<float> q = queries(1, kHeads * kGroup);
   Tokens gpu(q, kHeads * kGroup, true), cpu(q, kHeads * kGroup, false);
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  gpu.args.stream = stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  for (const int64_t layer : {0, 1}) {
-    gpu.args.layer = layer;
-    EXPECT_EQ(sqz_attend(on_gpu.handle(), &gpu.args), SQZ_OK) << sqz_last_error();
-  }
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-  for (int i = 0; i < 2; ++i) {
-    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-  }
+  const cuda::test::Captured graph([&](cudaStream_t stream) {
+    gpu.args.stream = stream;
+    for (gpu.args.layer = 0; gpu.args.layer < 2; ++gpu.args.layer) {
+      EXPECT_EQ(sqz_attend(on_gpu.handle(), &gpu.args), SQZ_OK) << sqz_last_error();
+    }
+  });
+  for (int i = 0; i < 2; ++i) graph.replay();
   cpu.args.layer = 1;  // the last one of the graph
   on_cpu.attend(cpu.args);
   gpu.expect_like(cpu);
   EXPECT_EQ(on_gpu.stats().selections, 4u);
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
 }
 
 TEST_F(CudaEngine, TensorsThatKernelsCannotReadAreRefused) {

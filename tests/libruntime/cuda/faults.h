@@ -83,4 +83,25 @@ void fail_each_call(const char* name, Step&& step, After&& after, int64_t every 
               static_cast<long long>(refused));
 }
 
+// `step` with so many bytes left on the GPU, from none to 4 GiB. It says whether it failed for want
+// of memory, and then left nothing; after(failed) follows it.
+template <class Step, class After>
+void with_little_memory(Step&& step, After&& after) {
+  int refused = 0;
+  for (size_t left = 0; left <= size_t{4} << 30; left = left == 0 ? size_t{1} << 20 : 2 * left) {
+    SCOPED_TRACE(::testing::Message() << left << " bytes left");
+    const int64_t before = live();
+    bool failed = false;
+    {
+      const Ballast ballast(left);
+      failed = step();
+    }
+    refused += failed;
+    EXPECT_EQ(live(), before);
+    EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+    after(failed);
+  }
+  EXPECT_GT(refused, 0);
+}
+
 }  // namespace sqz::cuda::test::faults

@@ -18,36 +18,26 @@ TEST_P(LongContext, TokensAndPrompts) {
   o.tokens = tokens;
   const testing::Served served = testing::serve(o);
   const double even = 1 / static_cast<double>(tokens);
-  SessionOptions options;
-  options.block = 32;
-  options.threads = 2;
   for (const SelectionRequest& selection :
        {test::with_thresholds({even}), test::with_thresholds({even / 2, even}),
         test::by_budget(0.1, 1), test::by_budget(0.1)}) {
-    options.selection = selection;
-    const auto gpu = create_session(served.index, test::uploaded(served), options);
-    const auto cpu = Session::create(served.index, options);
-    ASSERT_TRUE(gpu.ok()) << gpu.status().message();
-    ASSERT_TRUE(cpu.ok()) << cpu.status().message();
-    for (const std::vector<int64_t>& indptr :
-         {std::vector<int64_t>{0, 1}, {0, 1, 2, 3, 4, 5, 6, 7}, {0, 70}}) {
+    const test::Backends both(served, selection, 32);
+    ASSERT_TRUE(bool{both});
+    for (const test::Lengths& lengths : {test::Lengths{1}, test::single_tokens(7), {70}}) {
       SCOPED_TRACE(concat("levels ", selection.levels, ", keep ", selection.keep, ", ",
-                          indptr.size() - 1, " requests"));
-      const std::vector<float> queries = testing::make_queries(served, 0, indptr.back(), 7, 0.6f);
-      test::DeviceCall call(served, 0, indptr.back(), DType::kBF16);
+                          lengths.size(), " requests"));
+      test::DeviceCall call(served, 0, lengths, DType::kBF16);
+      const auto queries = testing::make_queries(served, 0, call.call.tokens, 7, 0.6f);
       call.set_queries(queries);
-      call.call.indptr = indptr.data();
-      call.call.requests = std::ssize(indptr) - 1;
-      const Status status = (*gpu)->attend(call.call);
+      const Status status = both.gpu->attend(call.call);
       ASSERT_TRUE(status.ok()) << status.message();
-      const auto expected = testing::attend(
-          **cpu, 0, queries, {.dtype = DType::kBF16, .positions = {}, .indptr = indptr});
+      const auto expected = testing::attend(*both.cpu, 0, queries, call.options());
       ASSERT_TRUE(expected.ok()) << expected.status().message();
       test::expect_rows_close(call.output(), *expected, o.head_dim);
     }
     // With so many clusters a few scores are as near to the cutoff as float32 rounds.
-    const auto found = (*gpu)->totals(0);
-    const Counters want = (*cpu)->counters(0);
+    const auto found = both.gpu->totals(0);
+    const Counters want = both.cpu->counters(0);
     ASSERT_TRUE(found.ok());
     EXPECT_EQ(found->selections, want.selections);
     const auto read = static_cast<double>(want.keys_read);

@@ -205,141 +205,106 @@ std::vector<SlotRun> no_runs(size_t, testing::Random&) {
   return {};
 }
 
-#define SQZ_SKIP_WITHOUT_HOPPER() \
-  SQZ_SKIP_WITHOUT_GPU();         \
-  if (!have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0"
+template <class RunsOf>
+void check(const Case& c, uint64_t seed, const RunsOf& runs_of) {
+  Problem(c, seed, runs_of).run_and_check();
+}
+// Runs of up to 40 keys.
+void check(const Case& c, uint64_t seed, int one_in = 4) {
+  check(c, seed, random_runs(c.slots, 40, one_in));
+}
 
-TEST(PrefillAttend, DimensionsTypesAndGroups) {
-  SQZ_SKIP_WITHOUT_HOPPER();
+class PrefillAttendTest : public OnHopper {};
+
+TEST_F(PrefillAttendTest, DimensionsTypesAndGroups) {
   uint64_t seed = 1;
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const int dim : {64, 96, 128, 256}) {
       for (const int group : {1, 2, 4, 7, 8}) {
         if (dtype == DType::kF16 && group != 4) continue;
-        SCOPED_TRACE(::testing::Message()
-                     << "d " << dim << " group " << group << " " << dtype_name(dtype));
-        Case c;
-        c.dtype = dtype;
-        c.dim = dim;
-        c.group = group;
-        Problem(c, seed++, random_runs(c.slots, 40, 4)).run_and_check();
+        SCOPED_TRACE(concat("d ", dim, " group ", group, " ", dtype_name(dtype)));
+        check({.dtype = dtype, .dim = dim, .group = group}, seed++);
       }
     }
   }
 }
 
-TEST(PrefillAttend, Dense) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  Case c;
-  c.dense = true;
-  c.slots = 3001;
-  c.block = 128;
-  c.tokens = 130;
-  Problem(c, 100, no_runs).run_and_check();
-  c.exact = 0;
-  Problem(c, 101, no_runs).run_and_check();
+TEST_F(PrefillAttendTest, Dense) {
+  for (const int exact : {20, 0}) {
+    check({.tokens = 130, .block = 128, .slots = 3001, .exact = exact, .dense = true}, 100,
+          no_runs);
+  }
 }
 
-TEST(PrefillAttend, NothingSelectedAndNothingAtAll) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  Case c;
-  Problem(c, 110, no_runs).run_and_check();
-  c.exact = 0;
-  Problem(c, 111, no_runs).run_and_check();
+TEST_F(PrefillAttendTest, NothingSelectedAndNothingAtAll) {
+  check({}, 110, no_runs);
+  check({.exact = 0}, 111, no_runs);
+  check({.slots = 0, .exact = 5}, 113, no_runs);
   // Some lists are empty, some are not.
-  const auto some = random_runs(c.slots, 40, 4);
-  Problem(c, 112, [&](size_t l, testing::Random& random) {
+  const auto some = random_runs(1000, 40, 4);
+  check({.exact = 0}, 112, [&](size_t l, testing::Random& random) {
     return l % 2 == 0 ? some(l, random) : std::vector<SlotRun>();
-  }).run_and_check();
-  c.slots = 0;
-  c.exact = 5;
-  Problem(c, 113, no_runs).run_and_check();
+  });
 }
 
-TEST(PrefillAttend, RunsOfOneKeyAndRunsOfMany) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  Case c;
-  c.slots = 4000;
-  Problem(c, 120, random_runs(c.slots, 1, 3)).run_and_check();
-  Problem(c, 121, random_runs(c.slots, 700, 2)).run_and_check();
-  Problem(c, 122, [](size_t l, testing::Random&) {
+TEST_F(PrefillAttendTest, RunsOfOneKeyAndRunsOfMany) {
+  check({.slots = 4000}, 120, random_runs(4000, 1, 3));
+  check({.slots = 4000}, 121, random_runs(4000, 700, 2));
+  check({.slots = 4000}, 122, [](size_t l, testing::Random&) {
     return std::vector<SlotRun>{{static_cast<uint32_t>(l), 176}};
-  }).run_and_check();
+  });
 }
 
 // One head with far more keys than the others: its lists are split and merged.
-TEST(PrefillAttend, Skew) {
-  SQZ_SKIP_WITHOUT_HOPPER();
+TEST_F(PrefillAttendTest, Skew) {
+  const auto many = random_runs(20000, 60, 2), few = random_runs(20000, 3, 100);
   for (const int dim : {64, 128, 256}) {
     SCOPED_TRACE(dim);
-    Case c;
-    c.dim = dim;
-    c.tokens = 40;
-    c.block = 40;
-    c.kv_heads = 4;
-    c.slots = 20000;
-    const auto many = random_runs(c.slots, 60, 2), few = random_runs(c.slots, 3, 100);
-    Problem(c, 130, [&](size_t l, testing::Random& random) {
-      return l % 4 == 1 ? many(l, random) : few(l, random);
-    }).run_and_check();
+    check({.dim = dim, .kv_heads = 4, .tokens = 40, .block = 40, .slots = 20000}, 130,
+          [&](size_t l, testing::Random& random) {
+            return l % 4 == 1 ? many(l, random) : few(l, random);
+          });
   }
 }
 
 // Logits of some hundreds: maxima move, and most weights underflow.
-TEST(PrefillAttend, LargeLogits) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  Case c;
-  c.query_scale = 40;
-  Problem(c, 140, random_runs(c.slots, 40, 3)).run_and_check();
+TEST_F(PrefillAttendTest, LargeLogits) {
+  check({.query_scale = 40}, 140, 3);
 }
 
 // Each token has keys of its own in the lists of its block. With logits of some hundreds most keys
 // that a row does not attend to are far above those that it does.
-TEST(PrefillAttend, Masks) {
-  SQZ_SKIP_WITHOUT_HOPPER();
+TEST_F(PrefillAttendTest, Masks) {
   uint64_t seed = 160;
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const int dim : {64, 96, 128, 256}) {
       for (const auto& [group, block] : {std::pair(4, 32), {4, 16}, {1, 32}, {2, 32}, {7, 9}}) {
         if (dtype == DType::kF16 && group != 4) continue;
-        SCOPED_TRACE(::testing::Message() << "d " << dim << " group " << group << " block " << block
-                                          << " " << dtype_name(dtype));
-        Case c;
-        c.dtype = dtype;
-        c.dim = dim;
-        c.group = group;
-        c.block = block;
-        c.masked = true;
-        c.faulty_list = 1;
-        c.exact = block == 16 ? 0 : 20;
-        c.query_scale = group == 7 ? 40 : 1;
-        Problem(c, seed++, random_runs(c.slots, 40, 4)).run_and_check();
+        SCOPED_TRACE(concat("d ", dim, " group ", group, " block ", block, " ", dtype_name(dtype)));
+        check({.dtype = dtype,
+               .dim = dim,
+               .group = group,
+               .block = block,
+               .exact = block == 16 ? 0 : 20,
+               .query_scale = group == 7 ? 40.0f : 1.0f,
+               .faulty_list = 1,
+               .masked = true},
+              seed++);
       }
     }
   }
 }
 
-TEST(PrefillAttend, FaultsShow) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  Case c;
-  c.faulty_list = 1;
-  Problem(c, 145, random_runs(c.slots, 40, 3)).run_and_check();
-  c.dim = 64;
-  c.slots = 20000;
-  c.tokens = 32;
-  Problem(c, 146, random_runs(c.slots, 40, 3)).run_and_check();  // split and merged
+TEST_F(PrefillAttendTest, FaultsShow) {
+  check({.faulty_list = 1}, 145, 3);
+  check({.dim = 64, .tokens = 32, .slots = 20000, .faulty_list = 1}, 146, 3);  // split and merged
 }
 
-TEST(PrefillAttend, BlocksOfATable) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  Case c;
-  c.tokens = 100;
-  c.block = 48;
-  c.table = {{0, 3}, {3, 48}, {51, 1}, {52, 48}};
-  Problem(c, 150, random_runs(c.slots, 40, 4)).run_and_check();
+TEST_F(PrefillAttendTest, BlocksOfATable) {
+  check({.tokens = 100, .block = 48, .table = {{0, 3}, {3, 48}, {51, 1}, {52, 48}}}, 150);
 }
 
-TEST(PrefillAttend, SmallWorkspaceAndShapesAreRefused) {
+TEST(PrefillAttendArguments, SmallWorkspaceAndShapesAreRefused) {
   PrefillAttend call;
   call.shape = {DType::kBF16, 128, 2, 4, 0.1f};
   call.blocks = {64, 2, 32, nullptr};

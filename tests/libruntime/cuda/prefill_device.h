@@ -1,6 +1,7 @@
 // Tensors and lists of runs on the GPU for the prefill tests.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -8,30 +9,25 @@
 #include "libruntime/kernels/cuda/prefill/prefill.h"
 #include "tests/libindex/cuda/capability.h"
 #include "tests/libindex/cuda/device.h"
-#include "tests/libruntime/random_data.h"
+#include "tests/libruntime/served_index.h"
 
 namespace sqz::cuda::test {
 
 // Numbers as stored in BF16 or F16, here and on the GPU.
 struct Tensor {
+  DType dtype;
   std::vector<float> values;  // rounded
   std::unique_ptr<DeviceArray<uint16_t>> device;
 
-  Tensor(DType dtype, int64_t count, float scale, testing::Random& random) {
-    std::vector<uint16_t> bits(static_cast<size_t>(count));
-    values.resize(bits.size());
-    for (size_t i = 0; i < bits.size(); ++i) {
-      const float value = scale * random.normal();
-      if (dtype == DType::kBF16) {
-        bits[i] = to_bfloat16(value).bits;
-        values[i] = to_float(BFloat16{bits[i]});
-      } else {
-        bits[i] = to_float16(value).bits;
-        values[i] = to_float(Float16{bits[i]});
-      }
-    }
+  Tensor(DType type, int64_t count, float scale, testing::Random& random)
+      : dtype(type), values(testing::rounded(type, random.normals(count, scale))) {
+    upload();
+  }
+  void upload() {
+    const auto bytes = testing::stored(dtype, values);
     // A tensor of no elements still has an address.
-    if (bits.empty()) bits.push_back(0);
+    std::vector<uint16_t> bits(std::max<size_t>(values.size(), 1));
+    std::memcpy(bits.data(), bytes.data(), bytes.size());
     device = std::make_unique<DeviceArray<uint16_t>>(bits);
   }
 };
@@ -110,5 +106,13 @@ inline int multiprocessors() {
   EXPECT_EQ(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, 0), cudaSuccess);
   return count;
 }
+
+class OnHopper : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    SQZ_SKIP_WITHOUT_GPU();
+    if (!have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0";
+  }
+};
 
 }  // namespace sqz::cuda::test

@@ -91,25 +91,17 @@ class Problem {
   }
 
   uint32_t run_with_query(float value) {
-    std::vector<uint16_t> bits(
-        1, c_.dtype == DType::kBF16 ? to_bfloat16(value).bits : to_float16(value).bits);
-    EXPECT_EQ(cudaMemcpy(queries_.device->get() + 5, bits.data(), 2, cudaMemcpyHostToDevice),
-              cudaSuccess);
+    queries_.values[5] = value;
+    queries_.upload();
     gpu_runs();
     return faults_;
   }
 
  private:
-  // The first element of every row, here and on the GPU; `value` is one that the type has.
+  // The first element of every row; `value` is one that the type has.
   void set_first(Tensor& tensor, float value) const {
-    std::vector<uint16_t> bits = tensor.device->host();
-    for (size_t i = 0; i < bits.size(); i += c_.dim) {
-      tensor.values[i] = value;
-      bits[i] = c_.dtype == DType::kBF16 ? to_bfloat16(value).bits : to_float16(value).bits;
-    }
-    EXPECT_EQ(cudaMemcpy(tensor.device->get(), bits.data(), bits.size() * sizeof(bits[0]),
-                         cudaMemcpyHostToDevice),
-              cudaSuccess);
+    for (size_t i = 0; i < tensor.values.size(); i += c_.dim) tensor.values[i] = value;
+    tensor.upload();
   }
 
   std::vector<SlotRun> alive_runs() {
@@ -251,114 +243,71 @@ class Problem {
   uint32_t faults_ = 0;  // lists with one
 };
 
-#define SQZ_SKIP_WITHOUT_HOPPER() \
-  SQZ_SKIP_WITHOUT_GPU();         \
-  if (!have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0"
+void check(const Case& c, uint64_t seed) {
+  Problem(c, seed).run_and_check();
+}
 
-TEST(PrefillLookup, DimensionsTypesAndGroups) {
-  SQZ_SKIP_WITHOUT_HOPPER();
+class PrefillLookupTest : public OnHopper {};
+
+TEST_F(PrefillLookupTest, DimensionsTypesAndGroups) {
   uint64_t seed = 1;
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
     for (const int dim : {64, 96, 128, 256}) {
       for (const int group : {1, 2, 4, 7, 8}) {
         if (dtype == DType::kF16 && group != 4) continue;
-        SCOPED_TRACE(::testing::Message()
-                     << "d " << dim << " group " << group << " " << dtype_name(dtype));
-        Case c;
-        c.dtype = dtype;
-        c.dim = dim;
-        c.group = group;
-        Problem(c, seed++).run_and_check();
+        SCOPED_TRACE(concat("d ", dim, " group ", group, " ", dtype_name(dtype)));
+        check({.dtype = dtype, .dim = dim, .group = group}, seed++);
       }
     }
   }
 }
 
-TEST(PrefillLookup, Rules) {
-  SQZ_SKIP_WITHOUT_HOPPER();
+TEST_F(PrefillLookupTest, Rules) {
   uint64_t seed = 100;
   for (const bool budget : {false, true}) {
     for (const bool finest : {false, true}) {
       for (const double keep : {0.0, 0.05, 0.5, 2.0}) {
-        SCOPED_TRACE(::testing::Message()
-                     << "budget " << budget << " finest " << finest << " keep " << keep);
-        Case c;
-        c.budget = budget;
-        c.finest = finest;
-        c.keep = keep;
-        c.clusters = 777;
-        Problem(c, seed++).run_and_check();
+        SCOPED_TRACE(concat("budget ", budget, " finest ", finest, " keep ", keep));
+        check({.clusters = 777, .keep = keep, .budget = budget, .finest = finest}, seed++);
       }
     }
   }
 }
 
 // The denominators run over the survivors alone, and runs are those of their children.
-TEST(PrefillLookup, Survivors) {
-  SQZ_SKIP_WITHOUT_HOPPER();
+TEST_F(PrefillLookupTest, Survivors) {
   for (const bool budget : {false, true}) {
-    Case c;
-    c.some_alive = true;
-    c.clusters = 5000;
-    c.budget = budget;
-    c.keep = 0.1;
-    Problem(c, 200).run_and_check();
+    check({.clusters = 5000, .some_alive = true, .keep = 0.1, .budget = budget}, 200);
   }
 }
 
-TEST(PrefillLookup, ManyTilesOneClusterAndEmptyOnes) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  Case c;
-  c.clusters = 4500;  // several pieces
-  c.tokens = 300;
-  c.block = 300;  // several row tiles
-  Problem(c, 300).run_and_check();
-  c.budget = true;
-  Problem(c, 301).run_and_check();
-  c.budget = false;
-  c.empty_every = 7;
-  Problem(c, 303).run_and_check();
-  c.empty_every = 0;
-  c.clusters = 1;
-  c.tokens = 3;
-  Problem(c, 304).run_and_check();
+TEST_F(PrefillLookupTest, ManyTilesOneClusterAndEmptyOnes) {
+  // Several pieces and several row tiles.
+  check({.tokens = 300, .block = 300, .clusters = 4500}, 300);
+  check({.tokens = 300, .block = 300, .clusters = 4500, .budget = true}, 301);
+  check({.tokens = 300, .block = 300, .clusters = 4500, .empty_every = 7}, 303);
+  check({.tokens = 3, .block = 300, .clusters = 1}, 304);
 }
 
-TEST(PrefillLookup, BlocksOfOneToken) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  Case c;
-  c.tokens = 5;
-  c.block = 1;
-  Problem(c, 350).run_and_check();
-  c.budget = true;
-  Problem(c, 351).run_and_check();
+TEST_F(PrefillLookupTest, BlocksOfOneToken) {
+  check({.tokens = 5, .block = 1}, 350);
+  check({.tokens = 5, .block = 1, .budget = true}, 351);
 }
 
-TEST(PrefillLookup, LargeLogits) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  Case c;
-  c.query_scale = 30;
-  c.keep = 0.02;
-  Problem(c, 400).run_and_check();
+TEST_F(PrefillLookupTest, LargeLogits) {
+  check({.query_scale = 30, .keep = 0.02}, 400);
 }
 
-// So small that without a maximum every exponential is zero.
-TEST(PrefillLookup, LogitsFarBelowZero) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  Case c;
-  c.opposed = 40;  // -1600 / sqrt(128) and what is random
-  Problem(c, 410).run_and_check();
-  c.clusters = 4500;  // several pieces
-  c.empty_every = 3;
-  Problem(c, 411).run_and_check();
+// So small that without a maximum every exponential is zero: -1600 / sqrt(128) and what is random.
+TEST_F(PrefillLookupTest, LogitsFarBelowZero) {
+  check({.opposed = 40}, 410);
+  check({.clusters = 4500, .opposed = 40, .empty_every = 3}, 411);
 }
 
-TEST(PrefillLookup, NanAndInfinityAreReported) {
-  SQZ_SKIP_WITHOUT_HOPPER();
-  Case c;
-  EXPECT_EQ(Problem(c, 500).run_with_query(1.0f), 0u);
-  EXPECT_EQ(Problem(c, 500).run_with_query(NAN), 1u);  // of the one list with that query
-  EXPECT_EQ(Problem(c, 500).run_with_query(INFINITY), 1u);
+TEST_F(PrefillLookupTest, NanAndInfinityAreReported) {
+  EXPECT_EQ(Problem({}, 500).run_with_query(1.0f), 0u);
+  EXPECT_EQ(Problem({}, 500).run_with_query(NAN), 1u);  // of the one list with that query
+  EXPECT_EQ(Problem({}, 500).run_with_query(INFINITY), 1u);
 }
 
 }  // namespace

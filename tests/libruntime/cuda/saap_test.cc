@@ -2,8 +2,9 @@
 #include <gmock/gmock.h>
 
 #include "formats/base/dtype.h"
+#include "libruntime/kernels/cuda/prefill/classify/kernel.h"
 #include "libruntime/kernels/cuda/prefill/classify/weights.h"
-#include "tests/libruntime/cuda/bucket_backends.h"
+#include "tests/libruntime/cuda/buckets.h"
 
 namespace sqz::cuda {
 namespace {
@@ -11,24 +12,34 @@ namespace {
 using ::testing::HasSubstr;
 using testing::Served;
 
-using Shape = test::NetworkShape;
 using Calls = test::BucketCalls;
+using test::bucket_queries;
 using test::BucketBackends;
-using test::BucketQueries;
 using test::Given;
+using test::Lengths;
 using test::network;
 using test::serve_network;
+using test::single_tokens;
 
-BucketQueries make_queries(const Served& served, int64_t requests, uint64_t seed) {
-  return test::bucket_queries(served, requests, seed);
-}
+struct How {
+  int64_t block = 0;
+  DType dtype = DType::kBF16;
+  Given given = Given::kBefore;
+  float drift = 0;
+};
+const How kF32 = {.dtype = DType::kF32},
+          kF32Positions = {.dtype = DType::kF32, .given = Given::kPositions},
+          kF16Positions = {.dtype = DType::kF16, .given = Given::kPositions};
 
-// Requests of one token each. Returns the share of the clustered keys that were read.
-double compare(const Served& served, double share, int64_t requests, DType dtype = DType::kBF16,
-               Given given = Given::kBefore, uint64_t seed = 7) {
-  Calls calls(served, requests, dtype, given);
-  return BucketBackends(served, share)
-      .compare(calls, make_queries(served, requests, seed), test::expect_close);
+// Returns the share of the clustered keys that were read.
+double compare(const Served& served, double share, const Lengths& lengths, const How& how = {},
+               uint64_t seed = 7) {
+  Calls calls(served, lengths, how.dtype, how.given);
+  const int64_t tokens = calls.gpu().tokens;
+  const bool exact = how.dtype == DType::kF32 || lengths == single_tokens(tokens);
+  return BucketBackends(served, share, how.block)
+      .compare(calls, bucket_queries(served, tokens, seed, how.drift),
+               exact ? test::expect_close : test::expect_rows_close);
 }
 
 TEST(ClassifierWeights, AreTilesOfLanes) {
@@ -55,17 +66,21 @@ TEST(ClassifierWeights, AreTilesOfLanes) {
   }
 }
 
-class SaapOnGpu : public test::BucketsOnGpu {};
+class SaapOnGpu : public test::OnGpu {};
 
 TEST_F(SaapOnGpu, ShapesAndGroups) {
   for (const int64_t dim : {64, 96, 128, 256}) {
     for (const int64_t group : {1, 2, 4, 7, 8}) {
       SCOPED_TRACE(concat("dim ", dim, ", group ", group));
-      const Served served = serve_network(Shape{.dim = dim, .group = group});
-      EXPECT_NEAR(compare(served, 0.2, 1), 0.2, 0.03);
-      compare(served, 0.2, 3, DType::kF32);
-      compare(served, 0.1, 5, DType::kF16, Given::kPositions);
-      compare(served, 0.4, 1, DType::kF32, Given::kPositions);
+      const Served served = serve_network({.dim = dim, .group = group});
+      EXPECT_NEAR(compare(served, 0.2, {1}), 0.2, 0.03);
+      EXPECT_NEAR(compare(served, 0.2, {70}, {.block = 32}), 0.2, 0.03);
+      compare(served, 0.2, single_tokens(3), kF32);
+      compare(served, 0.2, {37}, {.block = 16, .dtype = DType::kF32});
+      compare(served, 0.1, single_tokens(5), kF16Positions);
+      compare(served, 0.1, {9}, kF16Positions);
+      compare(served, 0.4, {1}, kF32Positions);
+      compare(served, 0.4, {21}, kF32Positions);
       if (HasFailure()) return;
     }
   }
@@ -74,21 +89,25 @@ TEST_F(SaapOnGpu, ShapesAndGroups) {
 TEST_F(SaapOnGpu, NetworksOfAnySize) {
   for (const auto& [buckets, hidden] : test::kNetworkSizes) {
     SCOPED_TRACE(concat(buckets, " buckets, ", hidden, " hidden units"));
-    const Served served = serve_network(
-        Shape{.dim = 128, .group = 4, .heads = 2, .buckets = buckets, .hidden = hidden});
-    for (const int64_t requests : {1, 2, 9, 40})
-      compare(served, 0.3, requests, DType::kF32, Given::kBefore, 8);
+    const Served served =
+        serve_network({.dim = 128, .group = 4, .heads = 2, .buckets = buckets, .hidden = hidden});
+    for (const int64_t requests : {1, 2, 9, 40}) {
+      compare(served, 0.3, single_tokens(requests), kF32, 8);
+    }
+    compare(served, 0.3, {40}, kF32);
+    compare(served, 0.3, {5, 1, 20}, {.block = 8, .dtype = DType::kF32});
     if (HasFailure()) return;
   }
 }
 
 TEST_F(SaapOnGpu, EmptyBucketsEverythingAndNothing) {
   const Served sparse =
-      serve_network(Shape{.dim = 64, .group = 2, .buckets = 201, .hidden = 20, .empty = 90});
+      serve_network({.dim = 64, .group = 2, .buckets = 201, .hidden = 20, .empty = 90});
   for (const double share : {1e-5, 0.01, 0.3, 0.9999}) {
     SCOPED_TRACE(share);
-    for (const int64_t requests : {1, 3}) {
-      EXPECT_NEAR(compare(sparse, share, requests, DType::kF32), share, 0.03);
+    for (const Lengths& lengths : {Lengths{1}, {1, 1, 1}, {30, 2}}) {
+      EXPECT_NEAR(compare(sparse, share, lengths, {.block = 16, .dtype = DType::kF32}), share,
+                  0.03);
     }
   }
 }
@@ -100,26 +119,58 @@ TEST_F(SaapOnGpu, OfEqualBucketsTheFirst) {
     std::fill(layer.output_bias.begin(), layer.output_bias.end(), 0.0f);
   }
   const Served served = serve_network(q, 1, true);
-  for (const int64_t requests : {1, 40}) EXPECT_NEAR(compare(served, 0.2, requests), 0.2, 0.01);
+  EXPECT_NEAR(compare(served, 0.2, {1}), 0.2, 0.01);
+  EXPECT_NEAR(compare(served, 0.2, single_tokens(40)), 0.2, 0.01);
 }
 
 TEST_F(SaapOnGpu, ManyRequests) {
-  const Served served = serve_network(Shape{.dim = 64, .group = 2, .heads = 1});
+  const Served served = serve_network({.dim = 64, .group = 2, .heads = 1});
   for (const int64_t requests : {17, 128, 129, 300}) {
     SCOPED_TRACE(concat(requests, " requests"));
-    compare(served, 0.1, requests);
-    compare(served, 0.1, requests, DType::kF32, Given::kPositions);
+    compare(served, 0.1, single_tokens(requests));
+    compare(served, 0.1, single_tokens(requests), kF32Positions);
     if (HasFailure()) return;
   }
 }
 
+// Blocks that requests end within, single tokens among prompts, and blocks longer than a prompt.
+TEST_F(SaapOnGpu, RaggedRequests) {
+  const Served served = serve_network({.dim = 64, .group = 2, .heads = 2});
+  for (const Given given : {Given::kBefore, Given::kPositions}) {
+    compare(served, 0.1, {1, 40, 33, 0, 1, 64, 5}, {.block = 32, .given = given});
+    compare(served, 0.1, {7, 1, 100}, {.given = given});
+    compare(served, 0.1, {40, 1}, {.block = 1000, .given = given});
+    compare(served, 0.1, Lengths(300, 2), {.block = 2, .given = given});
+  }
+}
+
+// More tokens than go through the networks at once: blocks that lie in several stretches.
+TEST_F(SaapOnGpu, BlocksOfSeveralStretches) {
+  const Served served = serve_network({.dim = 64, .group = 2, .heads = 1});
+  ASSERT_GT(1100, 2 * kClassifyTokens);
+  for (const int64_t block : {0, 300, 512}) {
+    SCOPED_TRACE(concat("blocks of ", block));
+    How how = {.block = block, .dtype = DType::kF32, .drift = 1};
+    compare(served, 0.1, {1100}, how);
+    how.given = Given::kPositions;
+    compare(served, 0.1, {500, 700, 1}, how);
+  }
+}
+
+// Few queries a block and many buckets: what rounding queries and hidden units takes away is seen.
+TEST_F(SaapOnGpu, PrecisionOfQueries) {
+  const Served served =
+      serve_network({.dim = 64, .group = 1, .heads = 1, .buckets = 1024, .hidden = 256});
+  compare(served, 0.1, Lengths(250, 2), kF32);
+}
+
 TEST_F(SaapOnGpu, RoundedWeightsNameTheSameBuckets) {
-  const Served served = serve_network(Shape{.buckets = 512, .hidden = 256, .rounded = false});
+  const Served served = serve_network({.buckets = 512, .hidden = 256, .rounded = false});
   const BucketBackends both(served, 0.1);
   int64_t chosen = 0, shared = 0;
   for (uint64_t seed = 0; seed < 100; ++seed) {
-    Calls calls(served, 1, DType::kF32, Given::kBefore);
-    calls.set(make_queries(served, 1, seed));
+    Calls calls(served, {1}, DType::kF32, Given::kBefore);
+    calls.set(bucket_queries(served, 1, seed));
     const auto found = test::runs_of(*both.gpu, calls.gpu()),
                want = test::runs_of(*both.cpu, calls.cpu());
     for (size_t h = 0; h < want.size(); ++h) {
@@ -138,26 +189,33 @@ TEST_F(SaapOnGpu, RoundedWeightsNameTheSameBuckets) {
 }
 
 TEST_F(SaapOnGpu, GraphReplayWithOtherQueries) {
-  const Served served = serve_network(Shape());
-  Calls calls(served, 3, DType::kBF16, Given::kBefore);
-  BucketBackends(served, 0.2).replay(calls, 3, 3, test::expect_close);
+  const Served served = serve_network(test::NetworkShape());
+  Calls tokens(served, {1, 1, 1}, DType::kBF16, Given::kBefore);
+  BucketBackends(served, 0.2).replay(tokens, 3, 3, test::expect_close);
+  Calls prompt(served, {40, 1}, DType::kBF16, Given::kPositions);
+  // Blocks of 16 of 40, and the token.
+  BucketBackends(served, 0.2, 16).replay(prompt, 41, 4, test::expect_rows_close);
 }
 
-TEST_F(SaapOnGpu, NanStaysInItsGroup) {
-  const Served served = serve_network(Shape());
-  Calls calls(served, 2, DType::kF32, Given::kBefore);
-  // Token 1, head 5: KV head 1.
-  const size_t row = static_cast<size_t>(served.options.query_heads) + 5;
+TEST_F(SaapOnGpu, NanStaysInItsBlockAndGroup) {
+  const Served served = serve_network(test::NetworkShape());
+  const auto heads = static_cast<size_t>(served.options.query_heads);
+  // Head 5 is one of KV head 1, token 18 of the second block.
+  Calls tokens(served, {1, 1}, DType::kF32, Given::kBefore);
   BucketBackends(served, 0.2)
-      .lose(calls, make_queries(served, 2, 5), row * 128 + 17,
-            [row](size_t other) { return other / 4 == row / 4; });
+      .lose(tokens, bucket_queries(served, 2, 5), (heads + 5) * 128 + 17,
+            [heads](size_t row) { return row / 4 == (heads + 5) / 4; });
+  Calls prompt(served, {32}, DType::kF32, Given::kBefore);
+  BucketBackends(served, 0.2, 16)
+      .lose(prompt, bucket_queries(served, 32, 5), (18 * heads + 5) * 128 + 17,
+            [heads](size_t row) { return row / heads >= 16 && row % heads / 4 == 1; });
 }
 
 TEST_F(SaapOnGpu, SaysWhatItCannotServe) {
-  const Served served = serve_network(Shape());
+  const Served served = serve_network(test::NetworkShape());
   const auto gpu = test::gpu_session(served, test::keep_buckets(0.2));
-  Calls calls(served, 2, DType::kF32, Given::kBefore);
-  calls.set(make_queries(served, 2, 5));
+  Calls calls(served, {1, 1}, DType::kF32, Given::kBefore);
+  calls.set(bucket_queries(served, 2, 5));
   AttendCall call = calls.gpu();
   call.q_before_rope = nullptr;
   Status status = gpu->attend(call);
@@ -166,21 +224,19 @@ TEST_F(SaapOnGpu, SaysWhatItCannotServe) {
   call.layer = 0;  // dense
   EXPECT_TRUE(gpu->attend(call).ok());
   SessionOptions options;
-  options.selection = test::keep_buckets(0.2);
   options.max_request_tokens = 1;
-  const auto single = create_session(served.index, test::uploaded(served), options);
-  ASSERT_TRUE(single.ok()) << single.status().message();
+  const auto single = test::gpu_session(served, test::keep_buckets(0.2), options);
   call = calls.gpu();
-  EXPECT_TRUE((*single)->attend(call).ok());
+  EXPECT_TRUE(single->attend(call).ok());
   call.indptr = nullptr;
   call.requests = 0;
-  status = (*single)->attend(call);
+  status = single->attend(call);
   EXPECT_EQ(status.code(), Code::kUnsupported);
   EXPECT_THAT(status.message(), HasSubstr("a request with several query tokens"));
 }
 
 TEST_F(SaapOnGpu, ManyHiddenUnits) {
-  compare(serve_network(Shape{.buckets = 20, .hidden = 9000}), 0.2, 3, DType::kF32);
+  compare(serve_network(test::NetworkShape{.buckets = 20, .hidden = 9000}), 0.2, {1, 1, 1}, kF32);
 }
 
 TEST_F(SaapOnGpu, WeightsBeyondFloat16AreRefusedAndNothingStays) {

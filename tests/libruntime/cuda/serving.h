@@ -27,48 +27,60 @@ inline std::shared_ptr<DeviceIndex> uploaded(const Served& served) {
 
 inline std::unique_ptr<ServingSession> gpu_session(const Served& served,
                                                    const SelectionRequest& selection,
-                                                   int64_t max_tokens = 0) {
-  SessionOptions options;
+                                                   SessionOptions options = {}) {
   options.selection = selection;
-  options.max_tokens = max_tokens;
   auto session = create_session(served.index, uploaded(served), options);
   EXPECT_TRUE(session.ok()) << session.status().message();
   return session.ok() ? std::move(*session) : nullptr;
 }
 
-inline std::unique_ptr<Session> cpu_session(const Served& served,
-                                            const SelectionRequest& selection) {
-  SessionOptions options;
-  options.selection = selection;
-  options.threads = 2;
-  auto session = Session::create(served.index, options);
-  EXPECT_TRUE(session.ok()) << session.status().message();
-  return session.ok() ? std::move(*session) : nullptr;
-}
+// A session of each backend over one index.
+struct Backends {
+  const Served& served;
+  std::unique_ptr<ServingSession> gpu;
+  std::unique_ptr<Session> cpu;
 
-// One token a request.
-inline std::vector<int64_t> single_tokens(int64_t requests) {
-  std::vector<int64_t> indptr(static_cast<size_t>(requests) + 1);
-  std::iota(indptr.begin(), indptr.end(), 0);
-  return indptr;
+  Backends(const Served& index, const SelectionRequest& selection, int64_t block = 0,
+           bool sm80_kernels = false)
+      : served(index) {
+    SessionOptions options;
+    options.selection = selection;
+    options.block = block;
+    options.sm80_kernels = sm80_kernels;
+    options.threads = 2;
+    gpu = gpu_session(served, selection, options);
+    auto on_cpu = Session::create(served.index, options);
+    EXPECT_TRUE(on_cpu.ok()) << on_cpu.status().message();
+    if (on_cpu.ok()) cpu = std::move(*on_cpu);
+  }
+  explicit operator bool() const { return gpu != nullptr && cpu != nullptr; }
+};
+
+using Lengths = std::vector<int64_t>;  // tokens of the requests of a call
+
+inline Lengths single_tokens(int64_t requests) {
+  return Lengths(static_cast<size_t>(requests), 1);
 }
 
 // A call on the GPU whose memory stays, so that it can be made again with other queries. lse is
 // [heads, tokens] if the number of tokens is even.
 class DeviceCall {
  public:
-  DeviceCall(const Served& served, int64_t layer, int64_t requests, DType dtype)
-      : options_{.dtype = dtype, .positions = {}, .indptr = single_tokens(requests)},
+  DeviceCall(const Served& served, int64_t layer, const Lengths& lengths, DType dtype)
+      : options_{.dtype = dtype, .positions = {}, .indptr = {0}},
+        tokens_(std::accumulate(lengths.begin(), lengths.end(), int64_t{0})),
         row_(served.options.query_heads * served.options.head_dim),
-        q_(static_cast<size_t>(requests * row_ * dtype_size(dtype))),
+        q_(static_cast<size_t>(tokens_ * row_ * dtype_size(dtype))),
         out_(q_.host().size()),
-        lse_(static_cast<size_t>(requests * served.options.query_heads)) {
-    call = testing::make_call(layer, requests, q_.get(), options_);
+        lse_(static_cast<size_t>(tokens_ * served.options.query_heads)) {
+    for (const int64_t length : lengths) options_.indptr.push_back(options_.indptr.back() + length);
+    call = testing::make_call(layer, tokens_, q_.get(), options_);
     call.out = out_.get();
     const int64_t heads = served.options.query_heads;
-    const bool turned = requests % 2 == 0;
-    call.lse = {lse_.get(), heads, turned ? 1 : heads, turned ? requests : 1};
+    const bool turned = tokens_ % 2 == 0;
+    call.lse = {lse_.get(), heads, turned ? 1 : heads, turned ? tokens_ : 1};
   }
+  DeviceCall(const DeviceCall&) = delete;
 
   void set_queries(const std::vector<float>& queries, cudaStream_t stream = nullptr) {
     host_q_ = testing::stored(options_.dtype, queries);
@@ -79,7 +91,7 @@ class DeviceCall {
   Output output() const {
     Output output;
     const std::vector<std::byte> out = out_.host();
-    for (int64_t i = 0; i < call.tokens * row_; ++i) {
+    for (int64_t i = 0; i < tokens_ * row_; ++i) {
       output.out.push_back(static_cast<float>(reference::element(options_.dtype, out.data(), i)));
     }
     const std::vector<float> lse = lse_.host();
@@ -89,51 +101,41 @@ class DeviceCall {
     }
     return output;
   }
-
-  AttendCall call;
+  const CallOptions& options() const { return options_; }  // for the same call on the CPU
 
  private:
   CallOptions options_;
-  int64_t row_;
+  int64_t tokens_, row_;
   DeviceArray<std::byte> q_, out_;
   DeviceArray<float> lse_;
   std::vector<std::byte> host_q_;
+
+ public:
+  AttendCall call;
 };
 
-// Out within 2e-3 of each row's length, lse within 1e-3.
-inline void expect_close(const Output& found, const Output& expected, int64_t dim) {
-  ASSERT_EQ(found.out.size(), expected.out.size());
-  ASSERT_EQ(found.lse.size(), expected.lse.size());
-  for (size_t row = 0; row < found.lse.size(); ++row) {
-    if (std::isinf(expected.lse[row])) {
-      EXPECT_EQ(found.lse[row], expected.lse[row]) << "row " << row;
-    } else {
-      EXPECT_NEAR(found.lse[row], expected.lse[row], 1e-3) << "row " << row;
-    }
-    double error = 0, length = 0;
-    for (int64_t c = 0; c < dim; ++c) {
-      const size_t i = row * static_cast<size_t>(dim) + static_cast<size_t>(c);
-      error += std::pow(double{found.out[i]} - expected.out[i], 2);
-      length += std::pow(double{expected.out[i]}, 2);
-    }
-    EXPECT_LE(std::sqrt(error), 2e-3 * std::sqrt(length)) << "row " << row;
-    if (::testing::Test::HasFailure()) return;
-  }
-}
+// How far results may be apart: rows of `out` and all of them, relative to their lengths, and
+// log-sum-exps, absolutely or relatively.
+struct Limits {
+  double row = 2e-3, all = 2e-3, lse = 1e-3, relative_lse = 0, lse_slack = 0;
+};
 
 // Weights are rounded to the type of the values before they meet them, and so is the result: each
 // by up to 2^-9 in bf16. Rows of a single heavy key see both in full.
-inline void expect_rows_within(const Output& found, const Output& expected, int64_t dim,
-                               double lse_slack, double rounding) {
+inline constexpr Limits kRoundedRows = {6e-3, 3e-3, 1e-3, 1e-4};
+
+inline void expect_within(const Limits& limits, const Output& found, const Output& expected,
+                          int64_t dim) {
   ASSERT_EQ(found.out.size(), expected.out.size());
+  ASSERT_EQ(found.lse.size(), expected.lse.size());
   double all_errors = 0, all_lengths = 0;
   for (size_t row = 0; row < found.lse.size(); ++row) {
-    if (std::isinf(expected.lse[row])) {
-      ASSERT_EQ(found.lse[row], expected.lse[row]) << "row " << row;
+    const double lse = expected.lse[row];
+    if (std::isinf(lse)) {
+      ASSERT_EQ(found.lse[row], lse) << "row " << row;
     } else {
-      const double tolerance =
-          1e-4 * rounding * std::max(10.0, std::abs(double{expected.lse[row]})) + lse_slack;
-      ASSERT_NEAR(found.lse[row], expected.lse[row], tolerance) << "row " << row;
+      const double limit = std::max(limits.lse, limits.relative_lse * std::abs(lse));
+      ASSERT_NEAR(found.lse[row], lse, limit + limits.lse_slack) << "row " << row;
     }
     double error = 0, length = 0;
     for (int64_t c = 0; c < dim; ++c) {
@@ -141,14 +143,17 @@ inline void expect_rows_within(const Output& found, const Output& expected, int6
       error += std::pow(double{found.out[i]} - expected.out[i], 2);
       length += std::pow(double{expected.out[i]}, 2);
     }
-    ASSERT_LE(std::sqrt(error), 6e-3 * rounding * std::sqrt(length)) << "row " << row;
+    ASSERT_LE(std::sqrt(error), limits.row * std::sqrt(length)) << "row " << row;
     all_errors += error;
     all_lengths += length;
   }
-  EXPECT_LE(std::sqrt(all_errors), 3e-3 * rounding * std::sqrt(all_lengths));
+  EXPECT_LE(std::sqrt(all_errors), limits.all * std::sqrt(all_lengths));
+}
+inline void expect_close(const Output& found, const Output& expected, int64_t dim) {
+  expect_within({}, found, expected, dim);
 }
 inline void expect_rows_close(const Output& found, const Output& expected, int64_t dim) {
-  expect_rows_within(found, expected, dim, 0, 1);
+  expect_within(kRoundedRows, found, expected, dim);
 }
 
 inline std::vector<std::vector<KeyRun>> runs_of(ServingSession& session, const AttendCall& call) {
@@ -179,5 +184,18 @@ inline bool same_runs(const std::vector<std::vector<KeyRun>>& a,
     });
   });
 }
+
+// The call twice: the second must not disturb the first.
+inline Captured captured(ServingSession& session, AttendCall call) {
+  return Captured([&](cudaStream_t stream) {
+    call.stream = stream;
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(session.attend(call).ok());
+  });
+}
+
+class OnGpu : public ::testing::Test {
+ protected:
+  void SetUp() override { SQZ_SKIP_WITHOUT_GPU(); }
+};
 
 }  // namespace sqz::cuda::test

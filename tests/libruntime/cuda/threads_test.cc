@@ -19,7 +19,7 @@ class Caller {
  public:
   Caller(const Served& served, const SelectionRequest& selection, int64_t requests)
       : session_(test::gpu_session(served, selection)),
-        call_(served, 0, requests, DType::kBF16),
+        call_(served, 0, test::single_tokens(requests), DType::kBF16),
         bytes_(static_cast<size_t>(requests * served.options.query_heads * served.options.head_dim *
                                    2)) {
     EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
