@@ -2,11 +2,14 @@
 # static CUDA runtime: the driver is all that it needs of a machine.
 set(SQZ_RUNTIME_CUDA_DIR ${CMAKE_CURRENT_LIST_DIR})
 
-# Adds to the list `sources` a kernel's instantiation.cu.in for every head dimension and type.
-function(sqz_instantiate sources kernel)
+# Adds to the list `sources` a kernel's instantiation.cu.in for each of its dimensions and types.
+set(SQZ_KERNEL_DIMS 64 96 128 256)
+set(SQZ_SM80_DIMS 64 80 96 128 160 192 256 512)
+function(sqz_instantiate sources kernel dims)
   foreach(TYPE ${ARGN})
-    foreach(DIM 64 96 128 256)
-      set(file ${CMAKE_CURRENT_BINARY_DIR}/${kernel}/${TYPE}_d${DIM}.cu)
+    foreach(DIM ${${dims}})
+      string(REPLACE ", " "_" name "${TYPE}_d${DIM}")
+      set(file ${CMAKE_CURRENT_BINARY_DIR}/${kernel}/${name}.cu)
       configure_file(${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel}/instantiation.cu.in ${file} @ONLY)
       list(APPEND ${sources} ${file})
     endforeach()
@@ -17,9 +20,13 @@ endfunction()
 set(SQZ_RUNTIME_CUDA_KERNELS)
 foreach(kernel batch/lookup decode/lookup decode/attend prefill/attend/sm80)
   list(APPEND SQZ_RUNTIME_CUDA_KERNELS ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel}/kernel.cc)
-  sqz_instantiate(SQZ_RUNTIME_CUDA_KERNELS ${kernel} all)
 endforeach()
-sqz_instantiate(SQZ_RUNTIME_CUDA_KERNELS prefill/lookup/sm80 all)
+foreach(kernel batch/lookup decode/lookup decode/attend)
+  sqz_instantiate(SQZ_RUNTIME_CUDA_KERNELS ${kernel} SQZ_KERNEL_DIMS all)
+endforeach()
+sqz_instantiate(SQZ_RUNTIME_CUDA_KERNELS prefill/lookup/sm80 SQZ_SM80_DIMS all)
+list(APPEND SQZ_SM80_DIMS "192, 128")  # of keys, and of values
+sqz_instantiate(SQZ_RUNTIME_CUDA_KERNELS prefill/attend/sm80 SQZ_SM80_DIMS all)
 
 add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_lookup.cc

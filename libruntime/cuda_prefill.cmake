@@ -4,7 +4,7 @@ set(SQZ_PREFILL_DIR ${CMAKE_CURRENT_LIST_DIR}/kernels/cuda/prefill)
 
 set(SQZ_PREFILL_KERNELS)
 foreach(kernel prefill/attend/sm90 prefill/lookup/sm90)
-  sqz_instantiate(SQZ_PREFILL_KERNELS ${kernel} __nv_bfloat16 __half)
+  sqz_instantiate(SQZ_PREFILL_KERNELS ${kernel} SQZ_KERNEL_DIMS __nv_bfloat16 __half)
 endforeach()
 add_library(sqz_runtime_cuda_sm90 OBJECT ${SQZ_PREFILL_KERNELS})
 sqz_cuda_target(sqz_runtime_cuda_sm90 90a-real)

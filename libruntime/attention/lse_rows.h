@@ -46,4 +46,11 @@ struct BasicLseRows {
 using LseRows = BasicLseRows<float>;
 using ConstLseRows = BasicLseRows<const float>;
 
+// Logits of attention sinks, which have a weight and no value: one a query head, float32. Without
+// data there are none.
+struct Sinks {
+  const float* data = nullptr;  // [heads]
+  int64_t heads = 1;            // of row r: r % heads
+};
+
 }  // namespace sqz

@@ -83,7 +83,7 @@ sqz_status sqz_merge_states_on(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_t
     const sqz::ConstLseRows rows_b = lb.rows;
     if (cuda) {
       return sqz::cuda::merge_states(device, a.dtype, tokens * heads, dim, a.data, la.rows, b.data,
-                                     rows_b, stream);
+                                     rows_b, {}, stream);
     }
     sqz::merge_rows(a.dtype, tokens * heads, dim, a.data, la.rows, b.data, rows_b);
     return {};

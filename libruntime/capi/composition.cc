@@ -64,7 +64,7 @@ Status Composition::merge(const AttendCall& call, const AttendCall& apart) const
   const int64_t rows = call.tokens * heads_;
   if (device_ >= 0) {
     return cuda::merge_states(device_, call.dtype, rows, dim_, call.out, call.lse, apart.out,
-                              apart.lse, call.stream);
+                              apart.lse, {}, call.stream);
   }
   merge_rows(call.dtype, rows, dim_, call.out, call.lse, apart.out, apart.lse);
   return {};

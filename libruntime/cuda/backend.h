@@ -36,10 +36,10 @@ Status turn_rows(int gpu, const RopeUndo& rope, int64_t position, DType dtype, i
                  int64_t dim, const void* from, void* to, void* stream);
 
 // merge_rows() (libruntime/attention/attend.h) on device `gpu`: returns at once, and rows with a
-// NaN or infinite lse become NaN.
+// NaN or infinite lse become NaN. sinks: device memory.
 Status merge_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out_a,
                     const LseRows& lse_a, const void* out_b, const ConstLseRows& lse_b,
-                    void* stream);
+                    const Sinks& sinks, void* stream);
 
 // The state of queries without a context on device `gpu`: out [rows, dim] 0, lse -infinity.
 Status clear_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out, const LseRows& lse,

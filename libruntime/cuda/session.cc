@@ -72,7 +72,7 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   params.lse = rows.lse;
   params.q_dtype = call.dtype;
   params.dtype = lookup.dtype;
-  params.dim = lookup.dim;
+  params.dim = params.value_dim = lookup.dim;
   params.requests = lookup.requests;
   params.kv_heads = lookup.kv_heads;
   params.group = lookup.group;

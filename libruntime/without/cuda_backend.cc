@@ -35,7 +35,7 @@ Status turn_rows(int, const RopeUndo&, int64_t, DType, int64_t, int64_t, const v
 }
 
 Status merge_states(int, DType, int64_t, int64_t, void*, const LseRows&, const void*,
-                    const ConstLseRows&, void*) {
+                    const ConstLseRows&, const Sinks&, void*) {
   return missing();
 }
 

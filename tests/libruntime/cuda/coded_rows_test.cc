@@ -53,7 +53,7 @@ struct Unpacked {
         to{keys.get(), values.get(), bits.get()} {
     params.coded = coded_source(layer);
     params.dtype = view.dtype;
-    params.dim = static_cast<int32_t>(view.head_dim);
+    params.dim = params.value_dim = static_cast<int32_t>(view.head_dim);
     params.kv_heads = static_cast<int32_t>(view.kv_heads);
     params.slots = view.slots;
   }

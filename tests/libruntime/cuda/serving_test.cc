@@ -68,7 +68,7 @@ TEST_F(Serving, ShapesAndGroups) {
   const BlockOptions prompt_f32 = {.block = 32, .dtype = DType::kF32},
                      sm80_f32 = {.block = 32, .dtype = DType::kF32, .sm80_kernels = true};
   for (const int64_t dim : {64, 96, 128, 256}) {
-    for (const int64_t group : {1, 2, 4, 7, 8}) {
+    for (const int64_t group : {1, 4, 7, 8, 10, 16}) {
       SCOPED_TRACE(concat("dim ", dim, ", group ", group));
       const Served served = serve(shape(dim, group, {40, 211}));
       for (const double read : {compare(served, flat, {1}), compare(served, flat, {70}, prompt),
@@ -248,7 +248,7 @@ double compare(const Compressed& index, const SelectionRequest& selection, const
 TEST_F(Serving, ShapesOfCodedRows) {
   const auto deep = with_thresholds({1e-4, 3e-4});
   for (const int64_t dim : {64, 96, 128, 256}) {
-    for (const int64_t group : {1, 4, 7, 8}) {
+    for (const int64_t group : {1, 4, 7, 12}) {
       SCOPED_TRACE(concat("dim ", dim, ", group ", group));
       TinyIndexOptions options = shape(dim, group, {40, 211});
       const Compressed index = compress(options);
@@ -278,7 +278,7 @@ TEST_F(Serving, ShapesOfCodedRows) {
 TEST_F(Serving, ManyRequestsOfCodedRows) {
   for (const DType stored : {DType::kF16, DType::kBF16}) {
     for (const int64_t dim : {64, 96, 128, 256}) {
-      TinyIndexOptions options = shape(dim, dim == 64 ? 7 : 4, {40, 211});
+      TinyIndexOptions options = shape(dim, dim == 64 ? 7 : dim == 128 ? 12 : 4, {40, 211});
       options.dtype = stored;
       options.layers = 1;
       const Compressed index = compress(options);

@@ -86,18 +86,24 @@ struct RowPart8 {
 };
 
 // As multiply_rows(): d[16, 8] += queries * rows, with queries made of bf16 for RowPart8.
-template <int kDim, int kTiles>
-__device__ __forceinline__ void multiply_rows_8(const QueryRows<kDim>& queries,
+template <int kDim, int kTiles, int kRows>
+__device__ __forceinline__ void multiply_rows_8(const QueryRows<kDim, kRows>& queries,
                                                 const RowPart8<kDim> (&rows)[kTiles], int lane,
                                                 float (&d)[kTiles][4]) {
 #pragma unroll
   for (int i = 0; i < kDim / 16; ++i) {
-    const uint4 words = queries.words[i * 32 + lane];
-    const uint32_t a[4] = {words.x, words.y, words.z, words.w};
+    uint32_t b[kTiles][2];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      const uint32_t word = rows[t].words[i];
-      Bf16::mma(d[t], a, bf16_of_bytes<0>(word), bf16_of_bytes<1>(word));
+      b[t][0] = bf16_of_bytes<0>(rows[t].words[i]);
+      b[t][1] = bf16_of_bytes<1>(rows[t].words[i]);
+    }
+#pragma unroll
+    for (int p = 0; p < kRows / 8; ++p) {
+      const uint4 words = queries.words[p * queries.kFragments + i * 32 + lane];
+      const uint32_t a[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) Bf16::mma(d[t], a, b[t][0], b[t][1]);
     }
   }
 }

@@ -21,6 +21,7 @@ struct MergeStatesParams {
   LseRows lse_a;          // natural
   const void* out_b = nullptr;
   ConstLseRows lse_b;
+  Sinks sinks;  // added once, behind b
 };
 
 __global__ void __launch_bounds__(kThreads)
@@ -30,16 +31,20 @@ __global__ void __launch_bounds__(kThreads)
   int64_t row = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
   for (; row < p.rows; row += warps) {
     const float a = p.lse_a[row], b = p.lse_b[row];
+    const bool has_sink = p.sinks.data != nullptr;
+    const float sink = has_sink ? p.sinks.data[row % p.sinks.heads] : -INFINITY;
     __syncwarp();
-    const bool sound = a < INFINITY && b < INFINITY;
-    if (sound && b == -INFINITY) continue;
-    const float top = fmaxf(a, b);
-    const float weight_a = expf(a - top), weight_b = expf(b - top), sum = weight_a + weight_b;
+    const bool sound = a < INFINITY && b < INFINITY && sink < INFINITY;
+    if (sound && b == -INFINITY && sink == -INFINITY) continue;
+    const float top = fmaxf(fmaxf(a, b), sink);
+    const float weight_a = expf(a - top), weight_b = expf(b - top);
+    const float sum = weight_a + weight_b + expf(sink - top);
     for (int64_t c = lane; c < p.dim; c += 32) {
       const int64_t at = row * p.dim + c;
       // An empty side may hold anything: its 0 * NaN must not count.
       const float from_a = weight_a == 0 ? 0 : weight_a * load_1(p.dtype, p.out_a, at);
-      const float value = (from_a + weight_b * load_1(p.dtype, p.out_b, at)) / sum;
+      const float from_b = weight_b == 0 ? 0 : weight_b * load_1(p.dtype, p.out_b, at);
+      const float value = (from_a + from_b) / sum;
       store_1(p.dtype, p.out_a, at, sound ? value : NAN);
     }
     if (lane == 0) p.lse_a[row] = sound ? top + logf(sum) : NAN;
@@ -81,13 +86,14 @@ Status launch(void (*kernel)(MergeStatesParams), int gpu, const MergeStatesParam
 
 Status merge_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out_a,
                     const LseRows& lse_a, const void* out_b, const ConstLseRows& lse_b,
-                    void* stream) {
-  return launch(merge_states_kernel, gpu, {dtype, rows, dim, out_a, lse_a, out_b, lse_b}, stream);
+                    const Sinks& sinks, void* stream) {
+  return launch(merge_states_kernel, gpu, {dtype, rows, dim, out_a, lse_a, out_b, lse_b, sinks},
+                stream);
 }
 
 Status clear_states(int gpu, DType dtype, int64_t rows, int64_t dim, void* out, const LseRows& lse,
                     void* stream) {
-  return launch(clear_states_kernel, gpu, {dtype, rows, dim, out, lse, nullptr, {}}, stream);
+  return launch(clear_states_kernel, gpu, {dtype, rows, dim, out, lse, nullptr, {}, {}}, stream);
 }
 
 }  // namespace sqz::cuda

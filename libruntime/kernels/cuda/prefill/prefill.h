@@ -6,7 +6,7 @@
 //                     runs: clusters of the next level, or slots at the finest level
 //   prefill_attend()  queries and such lists of runs of slots -> out and lse
 //
-// Tensors are bf16 or f16, dense, with d = 64, 96, 128 or 256, and 16-byte aligned. Lists are
+// Tensors are bf16 or f16, dense, with d of common/head_dims.h, and 16-byte aligned. Lists are
 // numbered list = block * kv_heads + kv_head. All pointers are to device memory.
 #pragma once
 

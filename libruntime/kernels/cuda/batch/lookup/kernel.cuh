@@ -120,8 +120,8 @@ template <class Element, int kDim, bool kScores>
 class BatchChoice : private BatchProduct<Element, kDim> {
   using Base = BatchProduct<Element, kDim>;
   using Base::call_, Base::p_, Base::level_, Base::k_, Base::part_, Base::parts_, Base::list_,
-      Base::requests_, Base::end_, Base::group_, Base::groups_, Base::log_heads_, Base::thread_,
-      Base::lane_;
+      Base::requests_, Base::end_, Base::group_, Base::groups_, Base::halves_, Base::log_heads_,
+      Base::thread_, Base::lane_;
   using typename Base::Tile, typename Base::Logits;
   using Rows = float[kBatchOwn];  // of a cluster
 
@@ -217,9 +217,14 @@ class BatchChoice : private BatchProduct<Element, kDim> {
     });
   }
 
-  // Combines the rows of each request: the results are y[0], y[heads], y[2 heads], ...
+  // Combines the rows of each request: the results are y[0], y[heads], y[2 heads], ... By all
+  // lanes.
   template <class Combine>
   __device__ __forceinline__ void over_heads(Rows& y, const Combine& combine) const {
+    if (halves_ != 0) {
+#pragma unroll
+      for (float& x : y) x = combine(x, __shfl_xor_sync(~0u, x, 4));
+    }
 #pragma unroll
     for (int log = 0; log < 3; ++log) {
       if (log >= log_heads_) return;
@@ -232,7 +237,8 @@ class BatchChoice : private BatchProduct<Element, kDim> {
   __device__ __forceinline__ void for_requests(const Body& body) const {
 #pragma unroll
     for (int v = 0; v < kBatchOwn; ++v) {
-      if (this->head_of(v) == 0) body(v, this->request_of(group_, v, lane_ / 4));
+      const int n = lane_ / 4;
+      if (this->head_of(v, n) == 0) body(v, this->request_of(group_, v, n));
     }
   }
 

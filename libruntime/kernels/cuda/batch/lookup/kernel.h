@@ -20,12 +20,12 @@ inline constexpr int kBatchParts = 64;  // of a level's clusters, at most: a blo
 inline constexpr int kBatchTile = 16;   // clusters of a product; parts are of whole tiles
 
 // log2 of the rows of a request: its heads, and zeros up to a power of two.
-__host__ __device__ constexpr int batch_log_heads(int group) {
-  return group > 4 ? 3 : group > 2 ? 2 : group - 1;
+__host__ __device__ constexpr int batch_log_rows(int group) {
+  return group > 8 ? 4 : group > 4 ? 3 : group > 2 ? 2 : group - 1;
 }
 // Requests of a list, at most: bits of a word.
 constexpr int batch_chunk(int group) {
-  const int requests = kBatchRows >> batch_log_heads(group);
+  const int requests = kBatchRows >> batch_log_rows(group);
   return requests < 32 ? requests : 32;
 }
 

@@ -3,8 +3,8 @@
 // common/rows.cuh.
 //
 // A warp has 64 rows of queries, a group: row (v, n) with v = 0 ... 7 is lane 4 n + t's, for each
-// t. With H columns a request, a power of two, it is head v % H of the group's request v / H * 8 +
-// n: one lane has all heads of its requests.
+// t. With H rows a request, a power of two up to 8, it is head v % H of the group's request v / H *
+// 8 + n: one lane has all heads of its requests. With 16 it is head v + n % 2 * 8 of request n / 2.
 #pragma once
 
 #include "libruntime/kernels/cuda/batch/lookup/list.cuh"
@@ -36,8 +36,9 @@ class BatchProduct : protected BatchList {
 
   __device__ BatchProduct(const BatchLookup& call, int level, BatchShared<kDim>& shared)
       : BatchList(call, level, shared.scan),
-        log_heads_(batch_log_heads(p_.group)),
-        rows_((requests_ + 7) / 8 << log_heads_),
+        halves_(p_.group > 8 ? 1 : 0),
+        log_heads_(batch_log_rows(p_.group) - halves_),
+        rows_(((requests_ << halves_) + 7) / 8 << log_heads_),
         groups_((rows_ + kBatchOwn - 1) / kBatchOwn),
         group_(warp_ % groups_),
         few_(rows_ <= kBatchOwn / 2),
@@ -45,11 +46,13 @@ class BatchProduct : protected BatchList {
 
   // The request and the head of row (v, n) of a group.
   __device__ int request_of(int group, int v, int n) const {
-    return (group * (kBatchOwn >> log_heads_) + (v >> log_heads_)) * 8 + n;
+    return ((group * (kBatchOwn >> log_heads_) + (v >> log_heads_)) * 8 + n) >> halves_;
   }
-  __device__ int head_of(int v) const { return v & ((1 << log_heads_) - 1); }
+  __device__ int head_of(int v, int n) const {
+    return (v & ((1 << log_heads_) - 1)) + 8 * (n & halves_);
+  }
   __device__ bool has(int group, int v, int n) const {
-    return request_of(group, v, n) < requests_ && head_of(v) < p_.group;
+    return request_of(group, v, n) < requests_ && head_of(v, n) < p_.group;
   }
   // A cluster of this lane, in a tile that begins with cluster `tile`.
   __device__ int cluster_of(int tile, int i, int e) const {
@@ -69,7 +72,7 @@ class BatchProduct : protected BatchList {
         const int v = 2 * j + half;
         words[half] = make_uint4(0, 0, 0, 0);
         if (!has(group, v, n)) continue;
-        const int64_t row = pair_of(request_of(group, v, n)) * p_.group + head_of(v);
+        const int64_t row = pair_of(request_of(group, v, n)) * p_.group + head_of(v, n);
         // Not through the read-only path: kernels that ran beside this one wrote them.
         words[half] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p_.q) +
                                                       row * kDim + 32 * c + 8 * t);
@@ -115,7 +118,8 @@ class BatchProduct : protected BatchList {
     }
   }
 
-  const int log_heads_;  // of the rows of a request
+  const int halves_;     // 1: two lanes have the rows of a request, 0: one
+  const int log_heads_;  // of a lane's rows of a request
   const int rows_;       // of a lane, in all groups
   const int groups_;     // the warps of one share the tiles between them
   const int group_;      // of this warp

@@ -11,12 +11,12 @@
 
 namespace sqz::cuda {
 
-// kCoded: keys and values are rows of 8 bits.
-template <class Element, int kDim, bool kCoded>
-class Attend : private AttendMerge<kDim> {
+// kRows: query rows that a pair has at most. kCoded: keys and values are rows of 8 bits.
+template <class Element, int kDim, int kRows, bool kCoded>
+class Attend : private AttendMerge<kDim, kRows> {
  public:
-  __device__ Attend(const AttendParams& params, AttendShared<kDim>& shared)
-      : AttendMerge<kDim>(params, shared), queries_(params.q) {}
+  __device__ Attend(const AttendParams& params, AttendShared<kDim, kRows>& shared)
+      : AttendMerge<kDim, kRows>(params, shared), queries_(params.q) {}
 
   __device__ void run() {
     ptx::griddepcontrol_launch_dependents();
@@ -44,9 +44,10 @@ class Attend : private AttendMerge<kDim> {
   }
 
  private:
-  using Merge = AttendMerge<kDim>;
+  using Merge = AttendMerge<kDim, kRows>;
   using Merge::exact_;
   using Merge::kHalves;
+  using Merge::kParts;
   using Merge::kTilesOut;
   using Merge::lane_;
   using Merge::listed_;
@@ -58,6 +59,7 @@ class Attend : private AttendMerge<kDim> {
   using typename Merge::Segment;
   using typename Merge::State;
   static constexpr int64_t kRowBytes = kDim * 2;
+  using Weights = float[kParts][4];  // of 4 keys
 
   __device__ void attend_segment(const Segment& segment) {
     head_ = segment.pair % p_.kv_heads;
@@ -67,7 +69,9 @@ class Attend : private AttendMerge<kDim> {
     Runs runs;
     if (listed_) runs = runs_from(segment, segment.begin);  // on their way beside the queries
     load_queries(segment.pair);
-    State state = {.maximum = kLowestMaximum};
+    State state = {};
+#pragma unroll
+    for (float& maximum : state.maximum) maximum = kLowestMaximum;
     int64_t stop;
     for (int64_t at = segment.begin; at < count; at = stop) {
       stop = min(at + step, count);
@@ -108,20 +112,20 @@ class Attend : private AttendMerge<kDim> {
 
   __device__ void load_queries(int pair) {
     const int64_t first = static_cast<int64_t>(pair) * p_.group;
-    make_query_rows<Element, kDim>(
-        s_.queries, p_.group, thread_, kAttendThreads, [&](int row, int chunk, float(&x)[8]) {
-          load_8(p_.q_dtype, queries_, (first + row) * kDim + chunk * 8, x);
+    make_query_rows<Element>(s_.in.queries, p_.group, thread_, kAttendThreads,
+                             [&](int row, int chunk, float(&x)[8]) {
+                               load_8(p_.q_dtype, queries_, (first + row) * kDim + chunk * 8, x);
 #pragma unroll
-          for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
-        });
+                               for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
+                             });
     if constexpr (kCoded) {
-      make_query_rows<Bf16, kDim>(s_.queries_8, p_.group, thread_, kAttendThreads,
-                                  [&](int row, int block, float(&x)[8]) {
-                                    const int64_t dims = RowPart8<kDim>::dims_of(block) * 8;
-                                    load_8(p_.q_dtype, queries_, (first + row) * kDim + dims, x);
+      make_query_rows<Bf16>(s_.in.queries_8, p_.group, thread_, kAttendThreads,
+                            [&](int row, int block, float(&x)[8]) {
+                              const int64_t dims = RowPart8<kDim>::dims_of(block) * 8;
+                              load_8(p_.q_dtype, queries_, (first + row) * kDim + dims, x);
 #pragma unroll
-                                    for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
-                                  });
+                              for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
+                            });
     }
   }
 
@@ -156,7 +160,7 @@ class Attend : private AttendMerge<kDim> {
     runs.end[half] = is ? p_.lists.before[list + run + 1] : 0;
   }
 
-  // Fills s_.list for keys [begin, end): slots, or exact keys with kExactKey.
+  // Fills s_.in.list for keys [begin, end): slots, or exact keys with kExactKey.
   __device__ void locate(const Segment& segment, int64_t begin, int64_t end, Runs& runs) {
     const int64_t exact_end = min(end, exact_);
 #pragma unroll 1
@@ -203,10 +207,10 @@ class Attend : private AttendMerge<kDim> {
 
   __device__ void put(int64_t begin, int64_t key, uint32_t where) {
     if constexpr (kCoded) {
-      s_.coded[key - begin].slot = where;
+      s_.in.coded[key - begin].slot = where;
       return;
     }
-    s_.list[key - begin] = where;
+    s_.in.list[key - begin] = where;
   }
 
   __device__ uint32_t exact_key(int64_t key) const {
@@ -225,28 +229,29 @@ class Attend : private AttendMerge<kDim> {
   __device__ __forceinline__ uint32_t where(int64_t begin, int64_t index, int64_t count,
                                             bool list) const {
     index = min(index, count - 1);
-    if (list) return s_.list[index];
+    if (list) return s_.in.list[index];
     const int64_t key = begin + index;
     return key < exact_ ? exact_key(key) : static_cast<uint32_t>(key - exact_);
   }
 
-  // Clusters and scales of the first `count` of s_.coded, all under way at once; and the last key
-  // again, to the end of its tile.
+  // Clusters and scales of the first `count` of s_.in.coded, all under way at once; and the last
+  // key again, to the end of its tile.
   __device__ void complete(int64_t count) {
     const auto keys = static_cast<int>(count);
 #pragma unroll 8
     for (int k = thread_; k < keys; k += kAttendThreads) {
-      const uint32_t slot = s_.coded[k].slot;
+      const uint32_t slot = s_.in.coded[k].slot;
       const int64_t row = head_ * p_.slots + slot;
       const uint32_t cluster = __ldg(p_.coded.clusters + row);
       means_ += cluster / kFirstSlot;
       const auto scale = [&](const CodedRows& rows) {
         return Element::low(__ldg(static_cast<const uint16_t*>(rows.scales) + row));
       };
-      s_.coded[k] = {slot, cluster & ~kFirstSlot, scale(p_.coded.keys), scale(p_.coded.values)};
+      s_.in.coded[k] = {slot, cluster & ~kFirstSlot, scale(p_.coded.keys), scale(p_.coded.values)};
     }
     __syncthreads();
-    if (const int k = keys + thread_; k < this->round_up(keys)) s_.coded[k] = s_.coded[keys - 1];
+    if (const int k = keys + thread_; k < this->round_up(keys))
+      s_.in.coded[k] = s_.in.coded[keys - 1];
     __syncthreads();
   }
   // A lookup has read the mean keys, not the mean values.
@@ -301,10 +306,10 @@ class Attend : private AttendMerge<kDim> {
       Values values;
       load_values(begin, tile, count, list, values);
       float logits[2][4] = {};
-      multiply_rows<Element, kDim, 2>(s_.queries, keys, lane_, logits);
+      multiply_rows<Element>(s_.in.queries, keys, lane_, logits);
       // Under way while this tile's softmax and values are worked on.
       if (tile + kStep < count) load_keys(begin, tile + kStep, count, list, keys);
-      float weights[4];
+      Weights weights;
       softmax(logits, count - tile, weights, state);
       add_values(weights, values, state);
     }
@@ -340,21 +345,22 @@ class Attend : private AttendMerge<kDim> {
             at(p_.coded.mean_values, cluster, kRowBytes) + 16 * (lane_ / 4)};
   }
   __device__ __forceinline__ const CodedKey& coded_key(int tile, int i) const {
-    return s_.coded[tile + 2 * (lane_ % 4) + i % 2 + i / 2 * 8];
+    return s_.in.coded[tile + 2 * (lane_ % 4) + i % 2 + i / 2 * 8];
   }
 
   __device__ __forceinline__ void load_coded_keys(const CodedBases& from, int tile,
                                                   CodedTile& to) const {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      to.keys[t].load(from.keys + uint64_t{s_.coded[tile + 8 * t + lane_ / 4].slot} * kDim, lane_);
+      to.keys[t].load(from.keys + uint64_t{s_.in.coded[tile + 8 * t + lane_ / 4].slot} * kDim,
+                      lane_);
     }
   }
   __device__ __forceinline__ void load_mean_keys(const CodedBases& from, int tile,
                                                  CodedTile& to) const {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      const uint32_t cluster = s_.coded[tile + 8 * t + lane_ / 4].cluster;
+      const uint32_t cluster = s_.in.coded[tile + 8 * t + lane_ / 4].cluster;
       to.mean_keys[t].load_kept(from.mean_keys + uint64_t{cluster} * kRowBytes, lane_);
     }
   }
@@ -391,8 +397,8 @@ class Attend : private AttendMerge<kDim> {
     float sums[2][4] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i) logits[i / 4][i % 4] = 0;
-    multiply_rows_8<kDim, 2>(s_.queries_8, loaded.keys, lane_, sums);
-    multiply_rows<Element, kDim, 2>(s_.queries, loaded.mean_keys, lane_, logits);
+    multiply_rows_8(s_.in.queries_8, loaded.keys, lane_, sums);
+    multiply_rows<Element>(s_.in.queries, loaded.mean_keys, lane_, logits);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float scale = coded_key(tile, i).key_scale;
@@ -421,10 +427,12 @@ class Attend : private AttendMerge<kDim> {
 #pragma unroll 1
     for (; tile <= last; tile += kStep) {
       const int next = min(tile + kStep, last), later = min(tile + 2 * kStep, last);
-      float weights[4], coded_weights[4];
+      Weights weights, coded_weights;
       softmax(logits, count - tile, weights, state);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) coded_weights[i] = weights[i] * coded_key(tile, i).value_scale;
+      for (int i = 0; i < 4 * kParts; ++i) {
+        coded_weights[i / 4][i % 4] = weights[i / 4][i % 4] * coded_key(tile, i % 4).value_scale;
+      }
       multiply_coded(next, loaded, logits);
       add_values(weights, loaded.mean_values, state);
       add_codes(coded_weights, loaded.values, state);
@@ -435,11 +443,10 @@ class Attend : private AttendMerge<kDim> {
     }
   }
 
-  __device__ __forceinline__ void add_codes(const float (&weights)[4], const CodedValues& values,
+  __device__ __forceinline__ void add_codes(const Weights& weights, const CodedValues& values,
                                             State& state) {
-    uint32_t a[4];
-    split<Bf16>(weights[0], weights[1], a[0], a[1]);
-    split<Bf16>(weights[2], weights[3], a[2], a[3]);
+    uint32_t a[kParts][4];
+    split_weights<Bf16>(weights, a);
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
@@ -449,9 +456,13 @@ class Attend : private AttendMerge<kDim> {
         const uint32_t selector = w % 2 == 0 ? 0x5140 : 0x7362;
         const uint32_t upper = __byte_perm(word(0), word(1), selector);
         const uint32_t lower = __byte_perm(word(2), word(3), selector);
-        Bf16::mma(state.out[8 * h + 2 * w], a, bf16_of_bytes<0>(upper), bf16_of_bytes<0>(lower));
-        Bf16::mma(state.out[8 * h + 2 * w + 1], a, bf16_of_bytes<1>(upper),
-                  bf16_of_bytes<1>(lower));
+        const uint32_t b[2][2] = {{bf16_of_bytes<0>(upper), bf16_of_bytes<0>(lower)},
+                                  {bf16_of_bytes<1>(upper), bf16_of_bytes<1>(lower)}};
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) {
+          Bf16::mma(state.out[8 * h + 2 * w], a[p], b[0][0], b[0][1]);
+          Bf16::mma(state.out[8 * h + 2 * w + 1], a[p], b[1][0], b[1][1]);
+        }
       }
     }
   }
@@ -459,50 +470,75 @@ class Attend : private AttendMerge<kDim> {
   // ---- Weights and values.
 
   // x: weights of this lane's keys of the tile, 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of lane 4 n + t.
-  __device__ __forceinline__ void softmax(const float (&logits)[2][4], int64_t left, float (&x)[4],
+  __device__ __forceinline__ void softmax(const float (&logits)[2][4], int64_t left, Weights& x,
                                           State& state) {
+    float top[kParts];
+    bool moves = false;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = 8 * (i / 2) + 2 * (lane_ % 4) + i % 2;
-      x[i] = key < left ? sound(logits[i / 2][i % 2] + logits[i / 2][i % 2 + 2]) : -INFINITY;
+    for (int p = 0; p < kParts; ++p) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = 8 * (i / 2) + 2 * (lane_ % 4) + i % 2;
+        x[p][i] = key < left ? sound(product_of<kRows>(logits[i / 2], p, i % 2)) : -INFINITY;
+      }
+      top[p] = fmaxf(fmaxf(x[p][0], x[p][1]), fmaxf(x[p][2], x[p][3]));
+      top[p] = fmaxf(top[p], __shfl_xor_sync(~0u, top[p], 1));
+      top[p] = fmaxf(top[p], __shfl_xor_sync(~0u, top[p], 2));
+      moves = moves || top[p] > state.maximum[p];
     }
-    float top = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    if (__any_sync(~0u, top > state.maximum)) {
-      const float grown = fmaxf(state.maximum, top);
-      const float factor = ptx::ex2_approx(state.maximum - grown);
-      state.maximum = grown;
-      state.sum *= factor;
+    if (__any_sync(~0u, moves)) {
+      float factor[kParts];
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+        const float grown = fmaxf(state.maximum[p], top[p]);
+        factor[p] = ptx::ex2_approx(state.maximum[p] - grown);
+        state.maximum[p] = grown;
+        state.sum[p] *= factor[p];
+      }
 #pragma unroll
       for (int i = 0; i < kTilesOut; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) state.out[i][j] *= factor;
+        for (int j = 0; j < 4; ++j) state.out[i][j] *= factor[Merge::part_of(j)];
       }
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[i] = ptx::ex2_approx(x[i] - state.maximum);
-      state.sum += x[i];
+    for (int i = 0; i < 4 * kParts; ++i) {
+      float& weight = x[i / 4][i % 4];
+      weight = ptx::ex2_approx(weight - state.maximum[i / 4]);
+      state.sum[i / 4] += weight;
     }
   }
 
-  // Weights are the A side of a product: upper rows rounded, lower rows the rest.
-  __device__ __forceinline__ void add_values(const float (&x)[4], const Values& values,
-                                             State& state) {
-    uint32_t weights[4];
-    split<Element>(x[0], x[1], weights[0], weights[1]);
-    split<Element>(x[2], x[3], weights[2], weights[3]);
+  // Weights as the A side of products, as queries are: rounded, and the rest.
+  template <class Type>
+  __device__ __forceinline__ static void split_weights(const Weights& x, uint32_t (&a)[kParts][4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+        uint32_t& rest = kParts == 1 ? a[0][2 * i + 1] : a[kParts - 1][2 * i + p];
+        split<Type>(x[p][2 * i], x[p][2 * i + 1], a[0][2 * i + p], rest);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_values(const Weights& x, const Values& values, State& state) {
+    uint32_t weights[kParts][4];
+    split_weights<Element>(x, weights);
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const auto word = [&](int key) { return (&values.words[key][h].x)[w]; };
         // Pairs of keys of one dimension, from pairs of dimensions of one key.
-        Element::mma(state.out[8 * h + 2 * w], weights, __byte_perm(word(0), word(1), 0x5410),
-                     __byte_perm(word(2), word(3), 0x5410));
-        Element::mma(state.out[8 * h + 2 * w + 1], weights, __byte_perm(word(0), word(1), 0x7632),
-                     __byte_perm(word(2), word(3), 0x7632));
+        const uint32_t b[2][2] = {
+            {__byte_perm(word(0), word(1), 0x5410), __byte_perm(word(2), word(3), 0x5410)},
+            {__byte_perm(word(0), word(1), 0x7632), __byte_perm(word(2), word(3), 0x7632)}};
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) {
+          Element::mma(state.out[8 * h + 2 * w], weights[p], b[0][0], b[0][1]);
+          Element::mma(state.out[8 * h + 2 * w + 1], weights[p], b[1][0], b[1][1]);
+        }
       }
     }
   }

@@ -8,27 +8,31 @@
 
 namespace sqz::cuda {
 
-template <class Element, int kDim, bool kCoded>
+template <class Element, int kDim, int kRows, bool kCoded>
 __global__ void __launch_bounds__(kAttendThreads, 1)
     decode_attend_kernel(const __grid_constant__ AttendParams params) {
   extern __shared__ __align__(16) char memory[];
-  Attend<Element, kDim, kCoded>(params, *reinterpret_cast<AttendShared<kDim>*>(memory)).run();
+  auto& shared = *reinterpret_cast<AttendShared<kDim, kRows>*>(memory);
+  Attend<Element, kDim, kRows, kCoded>(params, shared).run();
 }
 
-template <class Element, int kDim>
-auto attend_kernel_of(const AttendParams& params) {
-  return params.coded.present() ? decode_attend_kernel<Element, kDim, true>
-                                : decode_attend_kernel<Element, kDim, false>;
+template <int kDim, int kRows>
+Status launch_attend_rows(const AttendParams& params, cudaStream_t stream) {
+  const bool bf16 = params.dtype == DType::kBF16;
+  const auto kernel = params.coded.present() ? bf16 ? decode_attend_kernel<Bf16, kDim, kRows, true>
+                                                    : decode_attend_kernel<F16, kDim, kRows, true>
+                      : bf16 ? decode_attend_kernel<Bf16, kDim, kRows, false>
+                                             : decode_attend_kernel<F16, kDim, kRows, false>;
+  constexpr size_t kBytes = sizeof(AttendShared<kDim, kRows>);
+  static_assert(kBytes <= kLeastBlockShared);
+  return launch_blocks(kernel, std::min(params.device.multiprocessors, kMostBlocks), kAttendThreads,
+                       kBytes, params.device, stream, params);
 }
 
 template <int kDim>
 Status launch_attend(const AttendParams& params, cudaStream_t stream) {
-  const auto kernel = params.dtype == DType::kBF16 ? attend_kernel_of<Bf16, kDim>(params)
-                                                   : attend_kernel_of<F16, kDim>(params);
-  constexpr size_t kBytes = sizeof(AttendShared<kDim>);
-  static_assert(kBytes <= kLeastBlockShared);
-  return launch_blocks(kernel, std::min(params.device.multiprocessors, kMostBlocks), kAttendThreads,
-                       kBytes, params.device, stream, params);
+  return params.group > 8 ? launch_attend_rows<kDim, 16>(params, stream)
+                          : launch_attend_rows<kDim, 8>(params, stream);
 }
 
 }  // namespace sqz::cuda

@@ -9,10 +9,11 @@
 
 namespace sqz::cuda {
 
-template <int kDim>
-class AttendMerge : protected AttendWorkSplit<kDim> {
+template <int kDim, int kRows>
+class AttendMerge : protected AttendWorkSplit<kDim, kRows> {
  protected:
-  using Base = AttendWorkSplit<kDim>;
+  using Base = AttendWorkSplit<kDim, kRows>;
+  using Partial = typename Base::Partial;
   using Segment = typename Base::Segment;
   using Base::Base;
   using Base::lane_;
@@ -24,22 +25,39 @@ class AttendMerge : protected AttendWorkSplit<kDim> {
   static constexpr int kHalves = (kDim + 63) / 64;  // of a value row: 64 dimensions each
   static constexpr int kTilesOut = kHalves * 8;     // of 8 dimensions
 
-  // Of a warp: query row lane / 4.
+  static constexpr int kParts = kRows / 8;  // of the rows: a lane has one of each
+  // The part of a result d[j] of an mma. Up to 8 rows are added up from two of its rows.
+  __device__ static constexpr int part_of(int j) { return j / 2 % kParts; }
+
+  // Of a warp: query rows lane / 4 + 8 part.
   struct State {
-    float maximum, sum;       // sum over this lane's keys
-    float out[kTilesOut][4];  // tile 8 h + j, column n: dimension 64 h + 8 n + j
+    float maximum[kParts], sum[kParts];  // sum over this lane's keys
+    float out[kTilesOut][4];             // tile 8 h + j, column n: dimension 64 h + 8 n + j
   };
 
   __device__ void finish_segment(const Segment& segment, State& state) {
-    merge_warps(state);
-    const bool merges = segment.splits > 1 && leave_split(segment);
-    if (merges) merge_splits(segment);
-    if (segment.splits == 1) write_own(segment);
+    merge_sums(state);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      merge_warps(part, state);
+      if (segment.splits > 1) {
+        leave_split(segment, part);
+      } else {
+        write_own(segment, part);
+      }
+      __syncthreads();
+    }
+    if (segment.splits > 1 && is_last(segment)) merge_splits(segment);
     __syncthreads();
   }
 
  private:
   static constexpr int kQuads = kDim / 4;  // of four neighbouring dimensions of a row
+
+  // Rows of a part.
+  __device__ int rows_of(int part) const {
+    return min(p_.group - 8 * part, 8);
+  }
 
   // Quad q of a row of s_.values; swizzled, for the lanes of merge_warps() to fall on all banks.
   __device__ float4& quad(int warp, int row, int q) const {
@@ -47,39 +65,50 @@ class AttendMerge : protected AttendWorkSplit<kDim> {
     return *reinterpret_cast<float4*>(&s_.values[warp][row][4 * place]);
   }
 
-  // The warps' states to s_.values, relative to one maximum.
-  __device__ void merge_warps(State& state) {
+  // The warps' maxima and sums to s_.sums.
+  __device__ void merge_sums(State& state) {
     // A value beyond float32 makes the sum NaN.
 #pragma unroll
-    for (int i = 0; i < 4 * kTilesOut; ++i) state.sum += 0 * state.out[i / 4][i % 4];
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      state.sum += __shfl_xor_sync(~0u, state.sum, step);
+    for (int i = 0; i < 4 * kTilesOut; ++i) {
+      state.sum[part_of(i % 4)] += 0 * state.out[i / 4][i % 4];
     }
-    const int row = lane_ / 4;
-    if (lane_ % 4 == 0) s_.sums[row][warp_] = make_float2(state.maximum, state.sum);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int step = 1; step <= 2; step *= 2) {
+        state.sum[part] += __shfl_xor_sync(~0u, state.sum[part], step);
+      }
+      if (lane_ % 4 == 0) {
+        s_.sums[lane_ / 4 + 8 * part][warp_] = make_float2(state.maximum[part], state.sum[part]);
+      }
+    }
     __syncthreads();  // the list has been read, too
+  }
+
+  // The warps' states of a part's rows to s_.values, relative to one maximum.
+  __device__ __forceinline__ void merge_warps(int part, const State& state) {
+    const int row = lane_ / 4;
     float top = kLowestMaximum, sum = 0;
     float2 sums[kAttendWarps];
 #pragma unroll
     for (int w = 0; w < kAttendWarps; ++w) {
-      sums[w] = s_.sums[row][w];
+      sums[w] = s_.sums[row + 8 * part][w];
       top = fmaxf(top, sums[w].x);
     }
     top += 3;  // so that eight values can be added up
 #pragma unroll
     for (int w = 0; w < kAttendWarps; ++w) sum += sums[w].y * ptx::ex2_approx(sums[w].x - top);
-    if (warp_ == 0 && lane_ % 4 == 0) s_.total[row] = make_float2(top, sum);
-    const float factor = ptx::ex2_approx(state.maximum - top);
+    if (warp_ == 0 && lane_ % 4 == 0) s_.total[row + 8 * part] = make_float2(top, sum);
+    const float factor = ptx::ex2_approx(state.maximum[part] - top);
 #pragma unroll
     for (int i = 0; i < kTilesOut; i += 4) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int dim = 64 * (i / 8) + 8 * (2 * (lane_ % 4) + j) + i % 8;
         const auto value = [&](int tile) {
-          return (state.out[tile][j] + state.out[tile][j + 2]) * factor;
+          return product_of<kRows>(state.out[tile], part, j) * factor;
         };
-        if (row < p_.group && dim < kDim) {
+        if (row < rows_of(part) && dim < kDim) {
           quad(warp_, row, dim / 4) =
               make_float4(value(i), value(i + 1), value(i + 2), value(i + 3));
         }
@@ -101,16 +130,19 @@ class AttendMerge : protected AttendWorkSplit<kDim> {
     return sum;
   }
 
-  // Leaves this block's part to others; true if they all did before: the pair is to be merged here.
-  __device__ bool leave_split(const Segment& segment) {
-    AttendPartial<kDim>* own = segment.own;
+  // Leaves a part of the rows to whichever block merges the pair.
+  __device__ void leave_split(const Segment& segment, int part) const {
+    Partial* own = segment.own;
 #pragma unroll 1
-    for (int i = thread_; i < p_.group * kQuads; i += kAttendThreads) {
-      *reinterpret_cast<float4*>(&own->values[i / kQuads][i % kQuads * 4]) =
+    for (int i = thread_; i < rows_of(part) * kQuads; i += kAttendThreads) {
+      *reinterpret_cast<float4*>(&own->values[8 * part + i / kQuads][i % kQuads * 4]) =
           merged(i / kQuads, i % kQuads);
     }
-    if (thread_ < p_.group) own->total[thread_] = s_.total[thread_];
-    __syncthreads();
+    if (thread_ < rows_of(part)) own->total[8 * part + thread_] = s_.total[8 * part + thread_];
+  }
+
+  // Whether all other blocks of the pair have left theirs before: it is to be merged here.
+  __device__ bool is_last(const Segment& segment) {
     if (thread_ == 0) {
       auto* arrived = static_cast<uint32_t*>(p_.workspace) + segment.pair;
       const uint32_t before = ptx::atom_add_acq_rel(arrived, 1);
@@ -178,28 +210,30 @@ class AttendMerge : protected AttendWorkSplit<kDim> {
   __device__ static void load_splits(const Segment& segment, int first, int row, int dim,
                                      float2 (&values)[kBatch]) {
     if (dim >= kDim) return;
-    const AttendPartial<kDim>* splits = segment.second + 2 * (first - 1);
+    const Partial* splits = segment.second + 2 * (first - 1);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (first + i >= segment.splits) continue;
-      const AttendPartial<kDim>* split = i == 0 && first == 0 ? segment.first : splits + 2 * i;
+      const Partial* split = i == 0 && first == 0 ? segment.first : splits + 2 * i;
       values[i] = __ldcg(reinterpret_cast<const float2*>(&split->values[row][dim]));
     }
   }
 
   // The result of a pair that is this block's alone.
-  __device__ void write_own(const Segment& segment) const {
+  __device__ void write_own(const Segment& segment, int part) const {
     const bool fault = segment.totals.fault != 0;
 #pragma unroll 1
-    for (int i = thread_; i < p_.group * kQuads; i += kAttendThreads) {
-      const int row = i / kQuads;
+    for (int i = thread_; i < rows_of(part) * kQuads; i += kAttendThreads) {
+      const int row = 8 * part + i / kQuads;
       const float inverse = inverse_of(s_.total[row].y, fault);
-      const float4 sum = merged(row, i % kQuads);
+      const float4 sum = merged(i / kQuads, i % kQuads);
       const int64_t at = row_of(segment, row) * kDim + i % kQuads * 4;
       store_2(p_.q_dtype, sum.x * inverse, sum.y * inverse, p_.out, at);
       store_2(p_.q_dtype, sum.z * inverse, sum.w * inverse, p_.out, at + 2);
     }
-    if (thread_ < p_.group) p_.lse[row_of(segment, thread_)] = lse_of(s_.total[thread_], fault);
+    if (thread_ >= rows_of(part)) return;
+    const int row = 8 * part + thread_;
+    p_.lse[row_of(segment, row)] = lse_of(s_.total[row], fault);
   }
 
   __device__ int64_t row_of(const Segment& segment, int row) const {

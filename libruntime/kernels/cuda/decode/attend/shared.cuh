@@ -21,10 +21,10 @@ inline constexpr float kLowestMaximum = -3.0e38f;  // differences stay finite
 
 // In the workspace, after one counter a pair: what a block leaves of a pair that it shares with
 // others. Its first segment may be the end of a pair, its last the beginning of one.
-template <int kDim>
+template <int kDim, int kRows>
 struct AttendPartial {
-  float values[kMostGroup][kDim];
-  float2 total[kMostGroup];  // maximum, and sum relative to it
+  float values[kRows][kDim];
+  float2 total[kRows];  // maximum, and sum relative to it
 };
 
 struct CodedKey {
@@ -32,19 +32,27 @@ struct CodedKey {
   float key_scale, value_scale;
 };
 
-template <int kDim>
+// What a block reads of a segment.
+template <int kDim, int kRows>
+struct AttendInput {
+  QueryRows<kDim, kRows> queries;
+  QueryRows<kDim, kRows> queries_8;  // against rows of 8 bits
+  union {
+    alignas(16) uint32_t list[kListKeys];    // where the keys of a segment are
+    alignas(16) CodedKey coded[kCodedKeys];  // the same
+  };
+};
+
+template <int kDim, int kRows>
 struct AttendShared {
-  QueryRows<kDim> queries;
-  QueryRows<kDim> queries_8;              // against rows of 8 bits
-  uint4 early[early_bytes(kDim) / 16];    // queries as they came
-  int64_t before[kMostPairs + 1];         // keys of the pairs before each
-  float2 sums[kMostGroup][kAttendWarps];  // of the warps: maximum, and sum relative to it
-  float2 total[kMostGroup];
+  uint4 early[early_bytes(kDim) / 16];  // queries as they came
+  int64_t before[kMostPairs + 1];       // keys of the pairs before each
+  float2 sums[kRows][kAttendWarps];     // of the warps: maximum, and sum relative to it
+  float2 total[kRows];
   uint32_t last;
   union {
-    alignas(16) uint32_t list[kListKeys];                      // where the keys of a segment are
-    alignas(16) CodedKey coded[kCodedKeys];                    // the same
-    alignas(16) float values[kAttendWarps][kMostGroup][kDim];  // of the warps, at its end
+    AttendInput<kDim, kRows> in;
+    alignas(16) float values[kAttendWarps][8][kDim];  // of the warps, at its end: 8 rows at once
   };
 };
 

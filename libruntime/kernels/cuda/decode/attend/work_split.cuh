@@ -8,10 +8,12 @@
 
 namespace sqz::cuda {
 
-template <int kDim>
+template <int kDim, int kRows>
 class AttendWorkSplit {
  protected:
-  __device__ AttendWorkSplit(const AttendParams& params, AttendShared<kDim>& shared)
+  using Partial = AttendPartial<kDim, kRows>;
+
+  __device__ AttendWorkSplit(const AttendParams& params, AttendShared<kDim, kRows>& shared)
       : p_(params),
         s_(shared),
         thread_(static_cast<int>(threadIdx.x)),
@@ -28,11 +30,9 @@ class AttendWorkSplit {
     RunTotals totals;
     int64_t begin, end;  // keys; none, if the pair has none
     int splits;
-    AttendPartial<kDim>*own, *first, *second;
+    Partial *own, *first, *second;
 
-    __device__ const AttendPartial<kDim>* split(int i) const {
-      return i == 0 ? first : second + 2 * (i - 1);
-    }
+    __device__ const Partial* split(int i) const { return i == 0 ? first : second + 2 * (i - 1); }
   };
 
   // A pair without keys counts as one, so that some block writes its result.
@@ -183,14 +183,14 @@ class AttendWorkSplit {
     return (keys + kTileKeys - 1) / kTileKeys * kTileKeys;
   }
 
-  __device__ AttendPartial<kDim>* partial(int64_t block, int which) const {
-    auto* partials = reinterpret_cast<AttendPartial<kDim>*>(static_cast<char*>(p_.workspace) +
-                                                            kMostPairs * sizeof(uint32_t));
+  __device__ Partial* partial(int64_t block, int which) const {
+    auto* partials = reinterpret_cast<Partial*>(static_cast<char*>(p_.workspace) +
+                                                kMostPairs * sizeof(uint32_t));
     return partials + 2 * block + which;
   }
 
   const AttendParams& p_;
-  AttendShared<kDim>& s_;
+  AttendShared<kDim, kRows>& s_;
   const int thread_, lane_, warp_, pairs_;
   const int64_t exact_;  // exact keys that are attended
   const bool listed_;

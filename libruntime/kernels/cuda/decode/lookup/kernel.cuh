@@ -19,12 +19,12 @@ inline constexpr int kMostOfThread = 32;  // clusters: a bit each
 
 // At the beginning of a block's dynamic shared memory; what the rule that counts needs, spans and
 // logits of its slice follow.
-template <int kDim>
+template <int kDim, int kRows>
 struct LookupShared {
-  QueryRows<kDim> queries;
+  QueryRows<kDim, kRows> queries;
   PushTeam::Shared team;
-  float2 sums[kMostGroup][kLookupWarps];  // of the warps: maximum, and sum relative to it
-  float lse[kMostGroup];
+  float2 sums[kRows][kLookupWarps];  // of the warps: maximum, and sum relative to it
+  float lse[kRows];
 };
 
 // Floats between the rows of logits of a slice: rows of a product fall on different banks.
@@ -32,21 +32,23 @@ __host__ __device__ constexpr int logit_stride(int slice) {
   return (slice + 31) / 32 * 32 + 8;
 }
 
-template <int kDim>
+template <int kDim, int kRows>
 constexpr int64_t fixed_bytes(int team, bool budget) {
-  return static_cast<int64_t>(sizeof(LookupShared<kDim>)) + (budget ? cutoff_bytes(team) : 0);
+  return static_cast<int64_t>(sizeof(LookupShared<kDim, kRows>)) +
+         (budget ? cutoff_bytes(team) : 0);
 }
 // Shared memory of a block for slices of `slice` clusters.
-template <int kDim>
+template <int kDim, int kRows>
 constexpr int64_t lookup_bytes(int team, int slice, int group, bool budget) {
-  return fixed_bytes<kDim>(team, budget) + int64_t{8} * slice +
+  return fixed_bytes<kDim, kRows>(team, budget) + int64_t{8} * slice +
          int64_t{4} * group * logit_stride(slice);
 }
 
-// kBudget: the rule counts keys; else clusters are compared with a threshold.
-template <class Element, int kDim, bool kBudget>
+// kRows: query rows that a pair has at most. kBudget: the rule counts keys; else clusters are
+// compared with a threshold.
+template <class Element, int kDim, int kRows, bool kBudget>
 class Lookup : private Choice {
-  using Shared = LookupShared<kDim>;
+  using Shared = LookupShared<kDim, kRows>;
 
  public:
   // `slice`: clusters that a block's shared memory has room for.
@@ -55,7 +57,7 @@ class Lookup : private Choice {
                reinterpret_cast<Shared*>(memory)->team, memory + sizeof(Shared)),
         s_(*reinterpret_cast<Shared*>(memory)),
         stride_(logit_stride(slice)) {
-    spans_ = reinterpret_cast<uint2*>(memory + fixed_bytes<kDim>(team, kBudget));
+    spans_ = reinterpret_cast<uint2*>(memory + fixed_bytes<kDim, kRows>(team, kBudget));
     logits_ = reinterpret_cast<float*>(spans_ + slice);
   }
 
@@ -104,6 +106,7 @@ class Lookup : private Choice {
  private:
   // Tiles of 8 rows in a step.
   static constexpr int kTiles = kDim > 128 ? 1 : kDim > 64 ? 2 : 4;
+  static constexpr int kParts = kRows / 8;                   // of the rows: a lane has one of each
   static constexpr int kSteps = 2;                           // of a warp, under way
   static constexpr uint32_t kTileStride = 8 * kLookupWarps;  // rows between a warp's tiles
   static constexpr uint32_t kStride = kTiles * kTileStride;  // and between its steps
@@ -195,12 +198,12 @@ class Lookup : private Choice {
 
   __device__ void load_queries() {
     const int64_t first = static_cast<int64_t>(pair_) * p_.group;
-    make_query_rows<Element, kDim>(s_.queries, p_.group, thread_, kLookupThreads,
-                                   [&](int row, int chunk, float(&x)[8]) {
-                                     load_8(p_.q_dtype, p_.q, (first + row) * kDim + chunk * 8, x);
+    make_query_rows<Element>(s_.queries, p_.group, thread_, kLookupThreads,
+                             [&](int row, int chunk, float(&x)[8]) {
+                               load_8(p_.q_dtype, p_.q, (first + row) * kDim + chunk * 8, x);
 #pragma unroll
-                                     for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
-                                   });
+                               for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
+                             });
     __syncthreads();
   }
 
@@ -209,8 +212,8 @@ class Lookup : private Choice {
   // Logits of the slice to memory, -infinity for empty clusters; the log-sum-exp of clusters, a
   // lane's share of it.
   __device__ void score(const LookupLevel& level, const uint32_t* alive, Step (&steps)[kSteps]) {
-    maximum_ = kLowestLogit;
-    sum_ = 0;
+#pragma unroll
+    for (float2& own : sums_) own = make_float2(kLowestLogit, 0);
 #pragma unroll 1
     for (uint32_t at = 8 * warp_; at < size_; at += kSteps * kStride) {
 #pragma unroll
@@ -218,7 +221,7 @@ class Lookup : private Choice {
         const uint32_t here = at + s * kStride, next = here + kSteps * kStride;
         if (here >= size_) continue;
         float d[kTiles][4] = {};
-        multiply_rows<Element, kDim, kTiles>(s_.queries, steps[s].rows, lane_, d);
+        multiply_rows<Element>(s_.queries, steps[s].rows, lane_, d);
         take_logits(here, steps[s].log_sizes, d);
         if (next < size_) load_step(level, alive, next, steps[s]);
       }
@@ -226,30 +229,34 @@ class Lookup : private Choice {
     ptx::cp_async_wait_group<0>();  // whoever waits for the block's scores waits for spans_, too
   }
 
-  // Query row lane / 4 and clusters 2 (lane % 4), + 1 of each tile.
+  // Query rows lane / 4 + 8 part and clusters 2 (lane % 4), + 1 of each tile.
   __device__ __forceinline__ void take_logits(uint32_t at, const float (&log_sizes)[kTiles][2],
                                               const float (&d)[kTiles][4]) {
-    const int row = lane_ / 4;
-    float y[kTiles][2], top = maximum_;
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
+    for (int part = 0; part < kParts; ++part) {
+      const int row = lane_ / 4 + 8 * part;
+      float2& own = sums_[part];  // maximum, and sum relative to it
+      float y[kTiles][2], top = own.x;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t j = at + t * kTileStride + 2 * (lane_ % 4) + i;
-        const float x = d[t][i] + d[t][i + 2], log_size = log_sizes[t][i];
-        const bool is = j < size_ && row < p_.group;
-        if (is) logits_[row * stride_ + j] = log_size == -INFINITY ? -INFINITY : x;
-        const bool counts = is && log_size > -INFINITY;
-        y[t][i] = counts ? sound(x) + log_size * 1.4426950408889634f : -INFINITY;
-        top = fmaxf(top, y[t][i]);
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t j = at + t * kTileStride + 2 * (lane_ % 4) + i;
+          const float x = product_of<kRows>(d[t], part, i), log_size = log_sizes[t][i];
+          const bool is = j < size_ && row < p_.group;
+          if (is) logits_[row * stride_ + j] = log_size == -INFINITY ? -INFINITY : x;
+          const bool counts = is && log_size > -INFINITY;
+          y[t][i] = counts ? sound(x) + log_size * 1.4426950408889634f : -INFINITY;
+          top = fmaxf(top, y[t][i]);
+        }
       }
-    }
-    sum_ *= ptx::ex2_approx(maximum_ - top);
-    maximum_ = top;
+      own.y *= ptx::ex2_approx(own.x - top);
+      own.x = top;
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
+      for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) sum_ += ptx::ex2_approx(y[t][i] - top);
+        for (int i = 0; i < 2; ++i) own.y += ptx::ex2_approx(y[t][i] - top);
+      }
     }
   }
 
@@ -268,19 +275,21 @@ class Lookup : private Choice {
 
   // s_.lse over the team; false if one is NaN or infinite.
   __device__ bool add_up() {
-    float2 own = make_float2(maximum_, sum_);
-    add_sums<4>(own);
-    if (lane_ % 4 == 0) s_.sums[lane_ / 4][warp_] = own;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      add_sums<4>(sums_[part]);
+      if (lane_ % 4 == 0) s_.sums[lane_ / 4 + 8 * part][warp_] = sums_[part];
+    }
     __syncthreads();
     // Half a warp a row: from the block's warps, and to the team's blocks.
     const int row = thread_ / kLookupWarps, at = thread_ % kLookupWarps;
-    const bool adds = warp_ < kMostGroup / 2;
+    const bool adds = warp_ < kRows / 2;
     if (adds) {
-      own = s_.sums[row][at];
+      float2 own = s_.sums[row][at];
       add_sums<kLookupWarps>(own);
       if (at < team_) send(at, row, __float_as_uint(own.x), __float_as_uint(own.y));
     }
-    await_received(kMostGroup, adds);
+    await_received(kRows, adds);
     if (adds) {
       float2 sums = make_float2(kLowestLogit, 0);
       if (at < team_) {
@@ -307,16 +316,16 @@ class Lookup : private Choice {
   __device__ ChosenBits pass(float threshold) const {
     const uint32_t count = own_count(), first = thread_ * each();
     const int rows = p_.group;
-    float least[kMostGroup];
+    float least[kRows];
 #pragma unroll
-    for (int r = 0; r < kMostGroup; ++r) least[r] = r < rows ? s_.lse[r] + threshold : 0;
+    for (int r = 0; r < kRows; ++r) least[r] = r < rows ? s_.lse[r] + threshold : 0;
     ChosenBits chosen;
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
       const float* logits = logits_ + first + i;
       float sum = 0;
 #pragma unroll
-      for (int r = 0; r < kMostGroup; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         if (r >= rows) break;
         sum += ptx::ex2_approx(logits[r * stride_] - least[r]);
       }
@@ -333,15 +342,15 @@ class Lookup : private Choice {
 #pragma unroll 1
     for (uint32_t i = 0; i < count; ++i) {
       float* logits = logits_ + first + i;
-      float y[kMostGroup], top = -INFINITY;
+      float y[kRows], top = -INFINITY;
 #pragma unroll
-      for (int r = 0; r < kMostGroup; ++r) {
+      for (int r = 0; r < kRows; ++r) {
         y[r] = r < rows ? logits[r * stride_] - s_.lse[r] : -INFINITY;
         top = fmaxf(top, y[r]);
       }
       float sum = 0;
 #pragma unroll
-      for (int r = 0; r < kMostGroup; ++r) sum += ptx::ex2_approx(y[r] - top);
+      for (int r = 0; r < kRows; ++r) sum += ptx::ex2_approx(y[r] - top);
       // All logits of an empty cluster are -infinity.
       if (top > -INFINITY) top += __log2f(sum) - log_group;
       logits[0] = top;
@@ -351,7 +360,7 @@ class Lookup : private Choice {
   Shared& s_;
   float* logits_;  // [group][stride_] of the slice, in shared memory
   const int stride_;
-  float maximum_ = 0, sum_ = 0;
+  float2 sums_[kParts];  // maximum, and sum relative to it
 };
 
 }  // namespace sqz::cuda

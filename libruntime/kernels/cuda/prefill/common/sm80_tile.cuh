@@ -14,16 +14,19 @@
 
 namespace sqz::cuda {
 
-template <int kDim, int kTiles = 1>  // of 16 rows, a warp
+// kTiles: of 16 rows, a warp. kParts: warps that have the same rows, and a part of their results
+// each.
+template <int kDim, int kTiles = 1, int kParts = 1>
 struct Sm80Tile {
-  static constexpr int kWarps = kDim == 256 ? 2 : 4;
-  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRowWarps = kDim >= 256 ? 2 : 4;  // with rows of their own
+  static constexpr int kThreads = 32 * kRowWarps * kParts;
   static constexpr int kBlocks = kTiles > 1 ? 2 : 1;  // a multiprocessor, at least
   static constexpr int kWarpRows = 16 * kTiles;
-  static constexpr int kRows = kWarpRows * kWarps;       // that stay
-  static constexpr int kStream = kDim == 256 ? 32 : 64;  // that stream past, at once
-  static constexpr int kStride = kDim + 8;               // elements of a row
-  static constexpr int kChunks = kDim / 8;               // of 16 bytes
+  static constexpr int kRows = kWarpRows * kRowWarps;  // that stay
+  // That stream past, at once.
+  static constexpr int kStream = kDim > 256 ? 16 : kDim > 160 ? 32 : 64;
+  static constexpr int kStride = kDim + 8;  // elements of a row
+  static constexpr int kChunks = kDim / 8;  // of 16 bytes
 };
 
 // Bytes of so many rows in shared memory.
@@ -36,7 +39,7 @@ constexpr int64_t sm80_bytes(int rows) {
 // are too few or queries are `wide`, in two parts each of which stays in shared memory.
 template <int kDim, class Launch>
 Status with_tiles(bool wide, int rows, const Launch& launch) {
-  if constexpr (kDim < 256) {
+  if constexpr (kDim <= 128) {
     if (!wide && rows > Sm80Tile<kDim>::kRows) return launch(std::integral_constant<int, 2>());
   }
   return launch(std::integral_constant<int, 1>());
@@ -45,11 +48,11 @@ Status with_tiles(bool wide, int rows, const Launch& launch) {
 // Query rows to shared memory: at(row) is the element at which a row begins, or below 0 for zeros.
 // Queries of `dtype` are under way afterwards, by cp.async. Others come in two parts, `high` and
 // what that rounded away.
-template <class Element, int kDim, int kRows, class At>
+template <class Element, int kDim, int kRows, int kThreads, class At>
 __device__ __forceinline__ void load_query_rows(const void* queries, DType q_dtype, DType dtype,
                                                 const At& at, uint16_t* high, uint16_t* low) {
   using Tile = Sm80Tile<kDim>;
-  for (int item = threadIdx.x; item < kRows * Tile::kChunks; item += Tile::kThreads) {
+  for (int item = threadIdx.x; item < kRows * Tile::kChunks; item += kThreads) {
     const int row = item / Tile::kChunks, chunk = item % Tile::kChunks;
     const int64_t from = at(row);
     const int to = row * Tile::kStride + chunk * 8;
@@ -71,13 +74,13 @@ __device__ __forceinline__ void load_query_rows(const void* queries, DType q_dty
 }
 
 // Starts the way of kRows rows to shared memory; at(row): where they are.
-template <int kDim, int kRows, class At>
+template <int kDim, int kRows, int kThreads, class At>
 __device__ __forceinline__ void fetch_rows(const At& at, uint16_t* to) {
   using Tile = Sm80Tile<kDim>;
-  static_assert(kRows * Tile::kChunks % Tile::kThreads == 0);
+  static_assert(kRows * Tile::kChunks % kThreads == 0);
 #pragma unroll
-  for (int i = 0; i < kRows * Tile::kChunks / Tile::kThreads; ++i) {
-    const int item = static_cast<int>(threadIdx.x) + i * Tile::kThreads;
+  for (int i = 0; i < kRows * Tile::kChunks / kThreads; ++i) {
+    const int item = static_cast<int>(threadIdx.x) + i * kThreads;
     const int row = item / Tile::kChunks, chunk = item % Tile::kChunks;
     ptx::cp_async_16(ptx::shared_address(to + row * Tile::kStride + chunk * 8),
                      static_cast<const char*>(at(row)) + chunk * 16, 16);

@@ -5,11 +5,11 @@
 
 namespace sqz::cuda {
 
-Status check_prefill(const PrefillShape& shape, const QueryBlocks& blocks) {
+Status check_prefill(const PrefillShape& shape, const QueryBlocks& blocks, bool sm90) {
   if (shape.dtype != DType::kBF16 && shape.dtype != DType::kF16) {
     return {Code::kUnsupported, "prefill on the GPU takes BF16 and F16"};
   }
-  if (!is_kernel_dim(shape.dim)) return no_such_dim(shape.dim);
+  if (sm90 && !is_kernel_dim(shape.dim)) return no_such_dim(shape.dim);
   if (shape.kv_heads <= 0 || shape.group <= 0 || shape.group > 128 || !(shape.scale > 0)) {
     return {Code::kInvalidArgument,
             concat("prefill on the GPU: ", shape.kv_heads, " KV heads of ", shape.group,

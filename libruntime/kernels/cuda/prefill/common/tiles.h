@@ -47,7 +47,7 @@ Status encode_query_map(CUtensorMap& map, const PrefillShape& shape, const void*
                         int32_t total_tokens, int32_t heads, int32_t tokens);
 
 // kUnsupported or kInvalidArgument for what the prefill kernels do not take.
-Status check_prefill(const PrefillShape& shape, const QueryBlocks& blocks);
+Status check_prefill(const PrefillShape& shape, const QueryBlocks& blocks, bool sm90);
 
 // Row r of a tile of query rows is head r % heads of token r / heads.
 struct QueryTiles {

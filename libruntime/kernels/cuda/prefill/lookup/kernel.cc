@@ -62,10 +62,18 @@ int64_t cut_workspace(PrefillLookupParams& params, uint8_t* base) {
   return static_cast<int64_t>(layout.used());
 }
 
-template <class T, int kDim>
 Status launch_passes(const PrefillLookupParams& params, const Device& device, cudaStream_t stream) {
-  return params.sm90 ? launch_passes_sm90<T, kDim>(params, device.multiprocessors, stream)
-                     : launch_passes_sm80<kDim>(params, device, stream);
+  const int32_t dim = params.shape.dim;
+  if (!params.sm90) {
+    return for_sm80_dim(dim, no_such_dims(dim, dim), [&](auto d) {
+      return launch_passes_sm80<d.value>(params, device, stream);
+    });
+  }
+  return for_dim(dim, no_such_dim(dim), [&](auto d) {
+    return params.shape.dtype == DType::kBF16
+               ? launch_passes_sm90<__nv_bfloat16, d.value>(params, device.multiprocessors, stream)
+               : launch_passes_sm90<__half, d.value>(params, device.multiprocessors, stream);
+  });
 }
 
 SelectRuns select_of(const PrefillLookupParams& params) {
@@ -100,7 +108,7 @@ int64_t prefill_lookup_workspace(const PrefillShape& shape, const QueryBlocks& b
 
 Status prefill_scores(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,
                       const Device& device, bool sm90, cudaStream_t stream, SelectRuns& out) {
-  SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
+  SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks, sm90));
   PrefillLookupParams params = make_params(call, sm90);
   const int64_t needed = cut_workspace(params, static_cast<uint8_t*>(workspace));
   if (workspace_bytes < needed) {
@@ -110,12 +118,7 @@ Status prefill_scores(const PrefillLookup& call, void* workspace, int64_t worksp
   out = select_of(params);
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   SQZ_RETURN_IF_ERROR(launch_prepare(params, device, stream));
-  const int32_t dim = call.shape.dim;
-  return for_dim(dim, no_such_dim(dim), [&](auto d) {
-    return call.shape.dtype == DType::kBF16
-               ? launch_passes<__nv_bfloat16, d.value>(params, device, stream)
-               : launch_passes<__half, d.value>(params, device, stream);
-  });
+  return launch_passes(params, device, stream);
 }
 
 Status prefill_lookup(const PrefillLookup& call, void* workspace, int64_t workspace_bytes,

@@ -43,7 +43,8 @@ Status launch_prepare(const PrefillLookupParams& params, const Device& device, c
 template <class T, int kDim>
 Status launch_passes_sm90(const PrefillLookupParams& params, int multiprocessors,
                           cudaStream_t stream);
-// The same on every GPU; of pages their bounds.
+// The same on every GPU, for all dimensions of for_sm80_dim(); of pages their bounds, up to d =
+// 256.
 template <int kDim>
 Status launch_passes_sm80(const PrefillLookupParams& params, const Device& device,
                           cudaStream_t stream);

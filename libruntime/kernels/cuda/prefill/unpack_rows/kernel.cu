@@ -12,7 +12,7 @@ struct Unpack {
   CodedSource from;
   RunLists lists;  // totals null: all rows
   int64_t slots, blocks;
-  int32_t kv_heads, dim;
+  int32_t kv_heads, dim, value_dim;
   UnpackedRows to;
   unsigned long long* vectors;  // may be null
 
@@ -77,8 +77,8 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
     rows += __popc(words[i]);
   }
   __syncthreads();
-  const int32_t chunks = p.dim / 8;
   for (const bool is_key : {true, false}) {
+    const int32_t chunks = (is_key ? p.dim : p.value_dim) / 8;
     const CodedRows& coded = is_key ? p.from.keys : p.from.values;
     const auto* all_codes = reinterpret_cast<const uint2*>(coded.codes);
     const auto* all_means =
@@ -113,8 +113,8 @@ Status forget_rows(const AttendParams& params, const UnpackedRows& to, cudaStrea
 Status unpack_rows(const AttendParams& params, int64_t blocks, const UnpackedRows& to,
                    unsigned long long* vectors, cudaStream_t stream) {
   if (params.slots == 0) return {};
-  const Unpack call = {params.coded,    params.lists, params.slots, blocks,
-                       params.kv_heads, params.dim,   to,           vectors};
+  const Unpack call = {params.coded, params.lists,     params.slots, blocks, params.kv_heads,
+                       params.dim,   params.value_dim, to,           vectors};
   const auto launch = [&](auto* kernel, int64_t grid, int threads) {
     return launch_blocks(kernel, static_cast<unsigned>(grid), threads, 0, Device(), stream, call);
   };

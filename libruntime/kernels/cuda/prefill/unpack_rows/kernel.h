@@ -10,7 +10,7 @@ inline constexpr int kUnpackRows = 128;  // that a block of threads has
 
 // The unpacked rows of a layer.
 struct UnpackedRows {
-  void *keys = nullptr, *values = nullptr;  // [Hkv, M, d] of AttendParams::dtype
+  void *keys = nullptr, *values = nullptr;  // [Hkv, M, d or dv] of AttendParams::dtype
   // [2, Hkv, words] a bit a slot: those that lists have now, and those that are there.
   uint32_t* bits = nullptr;
 
@@ -22,9 +22,9 @@ struct UnpackedRows {
 Status forget_rows(const AttendParams& params, const UnpackedRows& to, cudaStream_t stream);
 
 // Unpacks the rows of params.coded that params.lists have, which are of `blocks` selections, and
-// that are not there, each number rounded once; without lists all rows. dim: a multiple of 8.
-// Unless `vectors` is null, adds to it the vectors that these rows stand on and that no lookup has
-// read: a mean value for each cluster in the runs; without lists, the mean keys as well.
+// that are not there, each number rounded once; without lists all rows. Dimensions are multiples
+// of 8. Unless `vectors` is null, adds to it the vectors that these rows stand on and that no
+// lookup has read: a mean value for each cluster in the runs; without lists, the mean keys as well.
 Status unpack_rows(const AttendParams& params, int64_t blocks, const UnpackedRows& to,
                    unsigned long long* vectors, cudaStream_t stream);
 

@@ -42,9 +42,9 @@ class Sm80Keys {
     const auto selected = static_cast<uint32_t>(key - exact_);
     const int64_t row = is_exact ? head_ * p_.exact + p_.exact_skipped + key
                                  : head_ * p_.slots + (listed_ ? slot_of(selected) : selected);
-    const int64_t bytes = row * p_.dim * 2;
-    return {static_cast<const char*>(is_exact ? p_.exact_keys : p_.keys) + bytes,
-            static_cast<const char*>(is_exact ? p_.exact_values : p_.values) + bytes};
+    return {
+        static_cast<const char*>(is_exact ? p_.exact_keys : p_.keys) + row * p_.dim * 2,
+        static_cast<const char*>(is_exact ? p_.exact_values : p_.values) + row * p_.value_dim * 2};
   }
 
  private:
@@ -81,10 +81,23 @@ class Sm80Keys {
   uint32_t run_ = kNone;  // of the last key
 };
 
-template <class Element, int kDim, int kTiles>
+// A block's threads and its rows in shared memory. A thread has up to 256 dimensions of the values.
+template <int kDim, int kValueDim, int kTiles>
+struct Sm80AttendTile : Sm80Tile<kDim, kTiles, (kValueDim + 255) / 256> {
+  using Base = Sm80Tile<kDim, kTiles, (kValueDim + 255) / 256>;
+  static constexpr int kParts = (kValueDim + 255) / 256;
+  static constexpr int kValueStride = kValueDim + 8;
+  // `wide`: queries in two parts.
+  static constexpr int64_t bytes(bool wide) {
+    return sm80_bytes<kDim>((wide ? 2 : 1) * Base::kRows + Base::kStream) +
+           sm80_bytes<kValueDim>(Base::kStream);
+  }
+};
+
+template <class Element, int kDim, int kValueDim, int kTiles>
 class Sm80Attention {
-  using Tile = Sm80Tile<kDim, kTiles>;
-  static constexpr int kKeyTiles = Tile::kStream / 8, kOutTiles = kDim / 8;
+  using Tile = Sm80AttendTile<kDim, kValueDim, kTiles>;
+  static constexpr int kKeyTiles = Tile::kStream / 8, kOutTiles = kValueDim / 8 / Tile::kParts;
   using Logits = float[kTiles][kKeyTiles][4];
 
  public:
@@ -105,10 +118,11 @@ class Sm80Attention {
         keys_(call, pair_),
         wide_(kTiles == 1 && p_.q_dtype != p_.dtype),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        warp_(static_cast<int>(threadIdx.x) / 32),
+        warp_(static_cast<int>(threadIdx.x) / 32 / Tile::kParts),
+        first_out_(static_cast<int>(threadIdx.x) / 32 % Tile::kParts * kOutTiles),
         key_rows_(memory),
         value_rows_(key_rows_ + Tile::kStream * Tile::kStride),
-        high_(value_rows_ + Tile::kStream * Tile::kStride),
+        high_(value_rows_ + Tile::kStream * Tile::kValueStride),
         low_(high_ + Tile::kRows * Tile::kStride) {
 #pragma unroll
     for (float& maximum : maximum_) maximum = -3.0e38f;
@@ -116,7 +130,7 @@ class Sm80Attention {
 
   __device__ void run() {
     if (first_ >= rows_) return;
-    load_query_rows<Element, kDim, Tile::kRows>(
+    load_query_rows<Element, kDim, Tile::kRows, Tile::kThreads>(
         p_.q, p_.q_dtype, p_.dtype,
         [&](int r) -> int64_t { return first_ + r < rows_ ? row_of(first_ + r) * kDim : -1; },
         high_, low_);
@@ -136,26 +150,26 @@ class Sm80Attention {
   __device__ void attend() {
     if (begin_ < end_) locate(begin_);
     __syncthreads();
-    if (begin_ < end_) fetch(places_of(begin_).keys, key_rows_);
+    if (begin_ < end_) fetch<kDim>(places_of(begin_).keys, key_rows_);
     const uint16_t* high = high_ + warp_ * Tile::kWarpRows * Tile::kStride;
     const uint16_t* low = low_ + warp_ * Tile::kWarpRows * Tile::kStride;
 #pragma unroll 1
     for (int tile = begin_; tile < end_; tile += Tile::kStream) {
       const int next = tile + Tile::kStream;
       arrive();  // the tile's keys; the values before it have been read
-      fetch(places_of(tile).values, value_rows_);
+      fetch<kValueDim>(places_of(tile).values, value_rows_);
       if (next < end_) locate(next);
       Logits logits = {};
       add_product<Element, kDim>(high, key_rows_, logits);
       if (wide_) add_product<Element, kDim>(low, key_rows_, logits);
       arrive();  // its values; the keys have been read
-      if (next < end_) fetch(places_of(next).keys, key_rows_);
+      if (next < end_) fetch<kDim>(places_of(next).keys, key_rows_);
 #pragma unroll
       for (int i = 0; i < 4 * kTiles * kKeyTiles; ++i) {
         float& x = logits[i / 4 / kKeyTiles][i / 4 % kKeyTiles][i % 4];
         x = sound(x);
       }
-      if (next > end_) mask(logits, end_ - tile);
+      if (next > end_ || p_.positions != nullptr) mask(logits, tile);
       weigh(logits);
       add_values(logits);
     }
@@ -179,18 +193,31 @@ class Sm80Attention {
   __device__ Places& places_of(int tile) const {
     return places_[(tile - begin_) / Tile::kStream % 2];
   }
+  template <int kRowDim>
   __device__ void fetch(const char* const (&rows)[Tile::kStream], uint16_t* to) const {
-    fetch_rows<kDim, Tile::kStream>([&](int r) { return rows[r]; }, to);
+    fetch_rows<kRowDim, Tile::kStream, Tile::kThreads>([&](int r) { return rows[r]; }, to);
     ptx::cp_async_commit_group();
   }
 
-  // Keys from `count` on have no weight.
-  __device__ void mask(Logits& x, int count) const {
+  // The first key that row 8 m + lane / 4 of the warp sees.
+  __device__ int first_visible(int m) const {
+    if (p_.positions == nullptr) return 0;
+    const int r = min(first_ + warp_ * Tile::kWarpRows + 8 * m + lane_ / 4, rows_ - 1);
+    const int64_t position = p_.positions[block_.x + r / p_.group] - p_.offset;
+    const int64_t first = p_.chunk > 0 ? position / p_.chunk * p_.chunk : position - p_.window + 1;
+    return static_cast<int>(min(max(first - p_.exact_position, int64_t{0}), int64_t{end_}));
+  }
+
+  // Keys beyond the last one, and those that a row does not see, have no weight.
+  __device__ void mask(Logits& x, int tile) const {
 #pragma unroll
-    for (int i = 0; i < 2 * kKeyTiles; ++i) {
-      if (8 * (i / 2) + 2 * (lane_ % 4) + i % 2 < count) continue;
+    for (int m = 0; m < 2 * kTiles; ++m) {
+      const int first = first_visible(m);
 #pragma unroll
-      for (int m = 0; m < 2 * kTiles; ++m) x[m / 2][i / 2][m % 2 * 2 + i % 2] = -INFINITY;
+      for (int i = 0; i < 2 * kKeyTiles; ++i) {
+        const int key = tile + 8 * (i / 2) + 2 * (lane_ % 4) + i % 2;
+        if (key >= end_ || key < first) x[m / 2][i / 2][m % 2 * 2 + i % 2] = -INFINITY;
+      }
     }
   }
 
@@ -236,8 +263,8 @@ class Sm80Attention {
   }
 
   __device__ void add_values(const Logits& weights) {
-    const uint32_t at =
-        ptx::shared_address(value_rows_ + lane_ % 16 * Tile::kStride + lane_ / 16 * 8);
+    const uint32_t at = ptx::shared_address(value_rows_ + lane_ % 16 * Tile::kValueStride +
+                                            lane_ / 16 * 8 + 8 * first_out_);
 #pragma unroll
     for (int k = 0; k < kKeyTiles / 2; ++k) {
       uint32_t high[kTiles][4], low[kTiles][4];
@@ -249,7 +276,7 @@ class Sm80Attention {
 #pragma unroll
       for (int t = 0; t < kOutTiles / 2; ++t) {
         uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, at + (16 * k * Tile::kStride + t * 16) * 2);
+        ptx::ldmatrix_x4_trans(b, at + (16 * k * Tile::kValueStride + t * 16) * 2);
 #pragma unroll
         for (int m = 0; m < kTiles; ++m) {
           Element::mma(out_[m][2 * t], high[m], b[0], b[1]);
@@ -280,7 +307,7 @@ class Sm80Attention {
                                    : (maximum_[m] + log2f(sum)) * 0.6931471805599453f;
       // Parts stay for merge_splits().
       const int64_t state = static_cast<int64_t>(blockIdx.x) * Tile::kRows + local;
-      float* all_lse = call_.partials + static_cast<int64_t>(gridDim.x) * Tile::kRows * kDim;
+      float* all_lse = call_.partials + int64_t{gridDim.x} * Tile::kRows * kValueDim;
       const bool part = parts_ > 1;
       void* to = part ? call_.partials : p_.out;
       const int64_t row = part ? state : row_of(r);
@@ -288,9 +315,9 @@ class Sm80Attention {
       for (int t = 0; t < kOutTiles; ++t) {
         const float* out = out_[m / 2][t] + m % 2 * 2;
         store_2(part ? DType::kF32 : p_.q_dtype, out[0] * factor, out[1] * factor, to,
-                row * kDim + 8 * t + 2 * (lane_ % 4));
+                row * kValueDim + 8 * (first_out_ + t) + 2 * (lane_ % 4));
       }
-      if (lane_ % 4 == 0) (part ? all_lse[state] : p_.lse[row]) = lse;
+      if (lane_ % 4 == 0 && first_out_ == 0) (part ? all_lse[state] : p_.lse[row]) = lse;
     }
   }
 
@@ -303,6 +330,7 @@ class Sm80Attention {
   Sm80Keys keys_;
   const bool wide_;
   const int lane_, warp_;
+  const int first_out_;  // of the tiles of 8 dimensions of the values, this warp's
   uint16_t *key_rows_, *value_rows_, *high_, *low_;
   int begin_ = 0, end_ = 0;
   // State of row 8 m + lane / 4 of the warp's rows.
@@ -310,11 +338,12 @@ class Sm80Attention {
   float out_[kTiles][kOutTiles][4] = {};
 };
 
-template <class Element, int kDim, int kTiles>
-__global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDim, kTiles>::kBlocks)
+template <class Element, int kDim, int kValueDim, int kTiles>
+__global__ void __launch_bounds__(Sm80AttendTile<kDim, kValueDim, kTiles>::kThreads,
+                                  Sm80AttendTile<kDim, kValueDim, kTiles>::kBlocks)
     sm80_attend_kernel(const __grid_constant__ Sm80Attend call,
                        const __grid_constant__ Sm80Cut cut) {
-  using Attention = Sm80Attention<Element, kDim, kTiles>;
+  using Attention = Sm80Attention<Element, kDim, kValueDim, kTiles>;
   extern __shared__ __align__(16) uint16_t memory[];
   __shared__ typename Attention::Places places[2];
   Attention(call, cut, memory, places).run();

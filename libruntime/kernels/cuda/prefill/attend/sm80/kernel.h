@@ -30,7 +30,7 @@ struct Sm80Cut {
   int parts;
 };
 
-size_t sm80_attend_workspace(int multiprocessors, int dim);
+size_t sm80_attend_workspace(int multiprocessors, int value_dim);
 
 // Results depend on the number of multiprocessors, not on timing.
 Status sm80_attend(const Sm80Attend& call, cudaStream_t stream);

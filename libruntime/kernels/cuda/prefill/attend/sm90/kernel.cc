@@ -64,7 +64,7 @@ int64_t prefill_attend_workspace(const PrefillShape& shape, const QueryBlocks& b
 
 Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t workspace_bytes,
                       int multiprocessors, cudaStream_t stream) {
-  SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks));
+  SQZ_RETURN_IF_ERROR(check_prefill(call.shape, call.blocks, true));
   PrefillAttendParams params = make_params(call, multiprocessors);
   const int64_t needed = cut_workspace(params, multiprocessors, static_cast<uint8_t*>(workspace));
   if (workspace_bytes < needed) {

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
   const bool wide = kTiles == 1 && call.q_dtype != p.dtype;
   const Rows rows(memory, wide ? 2 : 1);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  load_query_rows<Element, kDim, Tile::kRows>(
+  load_query_rows<Element, kDim, Tile::kRows, Tile::kThreads>(
       call.queries, call.q_dtype, p.dtype,
       [&](int r) -> int64_t {
         r += first;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
   const auto begin = static_cast<uint32_t>(int64_t{own.count} * part / parts);
   const auto end = static_cast<uint32_t>(int64_t{own.count} * (part + 1) / parts);
   const auto fetch = [&](uint32_t tile, int stage) {
-    fetch_rows<kDim, Tile::kStream>(
+    fetch_rows<kDim, Tile::kStream, Tile::kThreads>(
         [&](int r) {
           return own.centroids + int64_t{own.cluster(min(tile + r, end - 1))} * kDim * 2;
         },
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
   const Rows rows(memory, 1);
   const int stream_words = (wide ? 2 : 1) * Rows::kStreamWords;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  fetch_rows<kDim, Tile::kRows>(
+  fetch_rows<kDim, Tile::kRows, Tile::kThreads>(
       [&](int r) {
         return own.centroids + int64_t{own.cluster(min(first + r, own.count - 1))} * kDim * 2;
       },
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
     if (tile >= tiles) return;
     const int64_t* from = query_rows[tile % 2];
     uint16_t* high = rows.stream + tile % 2 * stream_words;
-    load_query_rows<Element, kDim, Tile::kStream>(
+    load_query_rows<Element, kDim, Tile::kStream, Tile::kThreads>(
         call.queries, call.q_dtype, p.dtype,
         [&](int r) { return from[r] < 0 ? -1 : from[r] * kDim; }, high, high + Rows::kStreamWords);
     ptx::cp_async_commit_group();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "libruntime/kernels/cuda/common/head_dims.h"
 #include "libruntime/kernels/cuda/prefill/lookup/sm80/pages.cuh"
 
 namespace sqz::cuda {
@@ -28,7 +29,10 @@ Status launch_pages_sm80(const PrefillLookupParams& call, const Device& device,
 template <int kDim>
 Status launch_passes_sm80(const PrefillLookupParams& call, const Device& device,
                           cudaStream_t stream) {
-  if (call.pages()) return launch_pages_sm80<kDim>(call, device, stream);
+  if (call.pages()) {
+    if constexpr (kDim > 256) return no_such_dim(kDim);  // their tiles do not fit
+    if constexpr (kDim <= 256) return launch_pages_sm80<kDim>(call, device, stream);
+  }
   const PrefillShape& shape = call.shape;
   const bool bf16 = shape.dtype == DType::kBF16, wide = call.q_dtype != shape.dtype;
   const int pairs = call.blocks.count * shape.kv_heads;

@@ -111,7 +111,7 @@ struct PageTile {
     for (int part = 0; part < 2; ++part) {
       const auto* from = static_cast<const char*>(part == 0 ? level.greatest : level.centroids) +
                          int64_t{head} * level.clusters * kDim * 2;
-      fetch_rows<kDim, Tile::kRows>(
+      fetch_rows<kDim, Tile::kRows, Tile::kThreads>(
           [&](int r) { return from + int64_t{min(first + r, last)} * kDim * 2; }, bounds[part]);
     }
     ptx::cp_async_commit_group();
