@@ -3,6 +3,7 @@
 // before an index is used with a model.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -33,6 +34,31 @@ struct RopeDescription {
   bool operator==(const RopeDescription&) const = default;
 };
 
+// kFull: serves every token. kRecent: a sliding or chunked layer, the last tokens. kState: tensors
+// of the engine's own cache. kShared: the keys and values of another layer. kNone: nothing is
+// stored.
+enum class LayerKind { kFull, kRecent, kState, kShared, kNone };
+
+// The attention of one layer.
+struct LayerGeometry {
+  LayerKind kind = LayerKind::kFull;
+  int64_t query_heads = 0, kv_heads = 0;
+  int64_t head_dim = 0, value_dim = 0;  // of queries and keys, of values
+  double attention_scale = 0;
+  int64_t window = 0;  // recent: a query sees so many tokens, its own included; 0: no such limit
+  int64_t chunk = 0;   // recent: a query sees the tokens of its chunk of so many; 0: no chunks
+  int64_t of = -1;     // shared: the layer whose keys and values it uses
+
+  bool has_keys() const { return kind == LayerKind::kFull || kind == LayerKind::kRecent; }
+  int64_t group_size() const { return query_heads / kv_heads; }
+  // The first token that a query at `position` sees.
+  int64_t first_seen(int64_t position) const {
+    if (chunk > 0) return position - position % chunk;
+    return window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0;
+  }
+  bool operator==(const LayerGeometry&) const = default;
+};
+
 struct ModelDescription {
   std::string architecture;  // "LlamaForCausalLM", ...
   int64_t layers = 0;
@@ -46,8 +72,13 @@ struct ModelDescription {
   std::vector<int64_t> sliding_window;  // per layer: window in tokens, 0 = full attention
   std::string weights_hash;             // XXH3-64 hex, see formats/checkpoint.h
   double attention_scale = 0.0;         // logits are q.k * attention_scale; 1/sqrt(d) normally
+  // One a layer, where some differ from what is above, which is that of full layers; else empty.
+  std::vector<LayerGeometry> geometry;
 
   int64_t group_size() const { return query_heads / kv_heads; }
+  LayerGeometry layer(int64_t index) const;
+  // Whether a layer may be clustered: a full one with the heads, head_dim and scale from above.
+  bool may_select(int64_t index) const;
   bool operator==(const ModelDescription&) const = default;
 };
 

@@ -1,5 +1,6 @@
 #include "formats/sqz_file.h"
 
+#include <charconv>
 #include <cstring>
 
 #include "formats/sqz_container.h"
@@ -29,6 +30,26 @@ Result<ClusterCounts> cluster_counts(const IndexMetadata& metadata, const Safete
   return out;
 }
 
+// The names and shapes of each layer's state; empty if there is none.
+std::vector<std::vector<StateTensor>> state_of(const IndexMetadata& metadata,
+                                               const SafetensorsHeader& header) {
+  std::vector<std::vector<StateTensor>> out;
+  for (const TensorInfo& tensor : header.tensors) {
+    const std::string_view name = tensor.name;
+    const size_t at = name.find(kStatePrefix);
+    size_t layer = 0;
+    if (metadata.version < kVersionOfLayers || at == name.npos || !name.starts_with("layers.")) {
+      continue;
+    }
+    std::from_chars(name.data() + 7, name.data() + at, layer);
+    if (layer >= metadata.layers.size()) continue;
+    out.resize(metadata.layers.size());
+    out[layer].push_back(
+        {std::string(name.substr(at + std::strlen(kStatePrefix))), tensor.dtype, tensor.shape});
+  }
+  return out;
+}
+
 std::span<const float> floats_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
@@ -46,6 +67,7 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
     return Refuse{path}(concat("__metadata__: ", kCalibrationKey), "nothing", "a value");
   }
 
+  s.metadata_.state = state_of(s.metadata_, header);
   SQZ_ASSIGN_OR_RETURN(const ClusterCounts clusters, cluster_counts(s.metadata_, header, path));
   SQZ_RETURN_IF_ERROR(match_tensors(header, plan_tensors(s.metadata_, clusters, path), path));
   for (const std::vector<int64_t>& own : clusters) {
@@ -56,7 +78,10 @@ Result<std::shared_ptr<const SqzFile>> SqzFile::open(const std::string& path, Op
       pointer = reinterpret_cast<std::decay_t<decltype(pointer)>>(
           s.tensor(layer_prefix(layer) + name).data());
     });
-    s.layers_.push_back(view);
+    for (StateTensor& state : view.state) {
+      state.data = s.tensor(layer_prefix(layer) + kStatePrefix + state.name).data();
+    }
+    s.layers_.push_back(std::move(view));
   }
   if (mode == OpenMode::kVerify) SQZ_RETURN_IF_ERROR(file->verify());
   return std::shared_ptr<const SqzFile>(std::move(file));

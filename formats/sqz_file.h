@@ -29,10 +29,11 @@
 namespace sqz {
 
 inline constexpr int kMaxLevels = 4;
-// The version that is written, and the newest one that is read. Version 2 brought rows of codes.
-// Versions 1 and 2 have calibration curves for three group policies, of which the first one, the
-// mean, is left.
+// The version that is written, unless layers differ in geometry or have state: then it is
+// kVersionOfLayers, the newest one that is read. Version 2 brought rows of codes. Versions 1 and 2
+// have calibration curves for three group policies, of which the first one, the mean, is left.
 inline constexpr int64_t kFormatVersion = 3;
+inline constexpr int64_t kVersionOfLayers = 4;
 
 // How the keys of a KV head are split. kKmeans: into clusters, in cluster order. kPages: into runs
 // of consecutive tokens, in token order. kPruned: not at all; the index holds only the keys that
@@ -76,8 +77,7 @@ inline constexpr const char* kTailSource = "tail";
 
 struct LayerPolicy {
   bool dense = false;   // all keys in `exact`, none clustered
-  int64_t window = 0;   // sliding window in tokens, 0 = none; such a layer is dense and holds the
-                        // last min(window, N) tokens only
+  int64_t window = 0;   // the model's sliding window in tokens, 0 = none; such a layer is dense
   int64_t kept = 0;     // keys a KV head that a pruned layer has left, sink and tail not counted;
                         // 0 if it is dense or the partition is another
   bool rows16 = false;  // it has rows of 16 bits in an index of rows of codes
@@ -104,6 +104,14 @@ struct LayerBudgets {
   std::vector<double> cosine;   // [layers], mean over tokens, in [-1, 1]
 };
 
+// A tensor of an engine's own cache behind token N, as it was given.
+struct StateTensor {
+  std::string name;  // letters, digits and _
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  const void* data = nullptr;
+};
+
 // Everything in "__metadata__" but the checksums, decoded and range-checked.
 struct IndexMetadata : FileOrigin {
   int64_t version = kFormatVersion;  // of the file that was read
@@ -126,6 +134,8 @@ struct IndexMetadata : FileOrigin {
   JsonText chat;   // the turns that the text stands in (formats/chat_format.h); null: none
   // The contexts that stood in front when the keys were made, by context_id(), in their order.
   std::vector<std::string> after;
+  // [layers], or empty if no layer has state: names and shapes, which the file's header has.
+  std::vector<std::vector<StateTensor>> state;
 
   // Equal for contexts with equal keys: hash of the tokens and of what stood in front.
   std::string context_id() const;
@@ -141,7 +151,7 @@ struct LevelView {
   int64_t clusters = 0;               // n_k
   const void* centroids = nullptr;    // [Hkv, n_k, d] dtype: mean of the raw keys below
   const uint32_t* offsets = nullptr;  // [Hkv, n_k + 1]: first child at level k+1, or first slot
-  const void* value_means = nullptr;  // [Hkv, n_k, d] dtype, or null
+  const void* value_means = nullptr;  // [Hkv, n_k, dv] dtype, or null
 };
 
 // The query classifier of a layer, as in QmodelLayer; all null but in a layer of buckets.
@@ -157,9 +167,10 @@ struct ClassifierView {
 // Pointers into the file; valid while the SqzFile lives. Level k of the papers is level[k - 1].
 struct LayerView {
   DType dtype = DType::kBF16;
-  int64_t kv_heads = 0;  // Hkv
-  int64_t head_dim = 0;  // d
-  int levels = 0;        // 0: dense layer, or a layer of pages or buckets
+  int64_t kv_heads = 0;   // Hkv
+  int64_t head_dim = 0;   // d
+  int64_t value_dim = 0;  // dv
+  int levels = 0;         // 0: dense layer, or a layer of pages or buckets
   std::array<LevelView, kMaxLevels> level;
   int64_t slots = 0;                    // M, clustered keys a head (of a pruned index, the keys
                                         // that are left); 0 for a dense layer only
@@ -174,16 +185,18 @@ struct LayerView {
   const uint32_t* bucket_offsets = nullptr;  // [Hkv, C + 1]: first slot of each; may be empty
   ClassifierView classifier;
   const void* keys = nullptr;          // [Hkv, M, d] slot order; null if there are rows of codes in
-  const void* values = nullptr;        // [Hkv, M, d] their place:
+  const void* values = nullptr;        // [Hkv, M, dv] their place:
   CodedRows coded_keys, coded_values;  // 8 bits
   int64_t exact = 0;                   // E
-  const void* exact_keys = nullptr;    // [Hkv, E, d]: sink then tail; dense: all tokens in order
-  const void* exact_values = nullptr;  // [Hkv, E, d]
+  const void* exact_keys = nullptr;    // [Hkv, E, d]: sink then tail; dense: all tokens in order;
+                                       // recent: the last E tokens
+  const void* exact_values = nullptr;  // [Hkv, E, dv]
+  std::vector<StateTensor> state;
 
   // Bytes of a clustered key and its value as they are stored, with their scales.
   int64_t slot_bytes() const {
-    if (coded_keys.bits == 0) return 2 * head_dim * dtype_size(dtype);
-    return 2 * (head_dim + dtype_size(dtype));
+    if (coded_keys.bits == 0) return (head_dim + value_dim) * dtype_size(dtype);
+    return head_dim + value_dim + 2 * dtype_size(dtype);
   }
 };
 
@@ -201,7 +214,7 @@ class SqzFile {
   const SafetensorsHeader& header() const { return container_.header; }
   // The bytes of a tensor; empty if there is none of this name. They live as long as the SqzFile.
   std::span<const std::byte> tensor(std::string_view name) const { return container_.tensor(name); }
-  LayerView layer(int64_t index) const { return layers_[index]; }  // from 0 on
+  const LayerView& layer(int64_t index) const { return layers_[index]; }  // from 0 on
   // Copies bytes of a tensor, from `at` on. A mapped file is read by a system call, which is fast
   // for many bytes and returns a Status where touching the mapping would raise SIGBUS.
   Status copy(const void* at, std::span<std::byte> out) const;

@@ -1,6 +1,7 @@
 #include "formats/sqz_layout.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include "formats/sqz_metadata.h"
 
@@ -31,10 +32,16 @@ LayerView layer_shape(const IndexMetadata& m, int64_t layer, const std::vector<i
   const LayerPolicy& policy = m.layers[static_cast<size_t>(layer)];
   LayerView out;
   out.dtype = m.dtype;
-  out.kv_heads = m.model.kv_heads;
-  out.head_dim = m.model.head_dim;
+  const LayerGeometry geometry = m.model.layer(layer);
+  out.kv_heads = geometry.kv_heads;
+  out.head_dim = geometry.head_dim;
+  out.value_dim = geometry.value_dim;
+  if (!m.state.empty()) out.state = m.state[static_cast<size_t>(layer)];
+  if (!geometry.has_keys()) return out;
   if (policy.dense) {
-    out.exact = policy.window > 0 ? std::min(policy.window, m.tokens) : m.tokens;
+    // The next token sees these, and itself. Earlier versions have one more of a sliding window.
+    const int64_t next = m.tokens - (m.version < kVersionOfLayers && geometry.window > 0 ? 1 : 0);
+    out.exact = m.tokens - std::clamp<int64_t>(geometry.first_seen(next), 0, m.tokens);
     return out;
   }
   out.exact = m.sink + m.tail;
@@ -71,6 +78,19 @@ Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
       tensors.push_back({layer_prefix(layer) + name, dtype, std::move(dims), alignment, layer});
       alignment = kCacheLine;
     });
+    const LayerKind kind = metadata.model.layer(layer).kind;
+    for (const StateTensor& state : shape.state) {
+      const auto is_letter = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
+      if (metadata.version < kVersionOfLayers || kind == LayerKind::kShared ||
+          kind == LayerKind::kNone || state.name.empty() ||
+          !std::all_of(state.name.begin(), state.name.end(), is_letter)) {
+        return refuse(concat("layers.", layer, ": state"), in_quotes(state.name),
+                      "letters, digits and _, in a layer that is neither shared nor none");
+      }
+      tensors.push_back({layer_prefix(layer) + kStatePrefix + state.name, state.dtype, state.shape,
+                         alignment, layer});
+      alignment = kCacheLine;
+    }
   }
   for (const CalibrationTable& table : calibration_tables(metadata)) {
     tensors.push_back({table.name, DType::kF32, table.shape});

@@ -38,15 +38,16 @@ void each_classifier_tensor(Classifier& classifier, int64_t buckets, int64_t hid
   visit("output.bias", classifier.output_bias, Dims{buckets});
 }
 
-// Calls visit(name, pointer, dtype, dims) for each tensor of a layer, in file order: the name
+// Calls visit(name, pointer, dtype, dims) for each tensor of a layer but its state, which stands
+// behind them, in file order: the name
 // behind layer_prefix(), the pointer in `view` (a LayerView with its sizes set), and the shape
 // behind [Hkv].
 template <class View, class Visit>
 void each_tensor(const IndexMetadata& metadata, View& view, const Visit& visit) {
-  const int64_t dim = view.head_dim, slots = view.slots;
+  const int64_t dim = view.head_dim, value_dim = view.value_dim, slots = view.slots;
   const DType dtype = view.dtype;
-  const auto codes = [&](const std::string& name, auto& rows) {
-    visit(name, rows.codes, DType::kI8, Dims{slots, dim});
+  const auto codes = [&](const std::string& name, auto& rows, int64_t width) {
+    visit(name, rows.codes, DType::kI8, Dims{slots, width});
     visit(name + ".scales", rows.scales, dtype, Dims{slots});
   };
   for (int k = 0; k < view.levels; ++k) {
@@ -55,7 +56,7 @@ void each_tensor(const IndexMetadata& metadata, View& view, const Visit& visit) 
     visit(name + "centroids", level.centroids, dtype, Dims{level.clusters, dim});
     visit(name + "offsets", level.offsets, DType::kU32, Dims{level.clusters + 1});
     if (metadata.has_value_means) {
-      visit(name + "value_means", level.value_means, dtype, Dims{level.clusters, dim});
+      visit(name + "value_means", level.value_means, dtype, Dims{level.clusters, value_dim});
     }
   }
   if (view.pages > 0) {
@@ -73,18 +74,21 @@ void each_tensor(const IndexMetadata& metadata, View& view, const Visit& visit) 
     visit("positions", view.positions, DType::kU32, Dims{slots});
     if (metadata.heavy_hitters) visit("heavy", view.heavy, DType::kU32, Dims{slots});
     if (view.coded_keys.bits > 0) {
-      codes("keys", view.coded_keys);
-      codes("values", view.coded_values);
+      codes("keys", view.coded_keys, dim);
+      codes("values", view.coded_values, value_dim);
     } else {
       visit("keys", view.keys, dtype, Dims{slots, dim});
-      visit("values", view.values, dtype, Dims{slots, dim});
+      visit("values", view.values, dtype, Dims{slots, value_dim});
     }
   }
   if (view.exact > 0) {
     visit("exact.keys", view.exact_keys, dtype, Dims{view.exact, dim});
-    visit("exact.values", view.exact_values, dtype, Dims{view.exact, dim});
+    visit("exact.values", view.exact_values, dtype, Dims{view.exact, value_dim});
   }
 }
+
+// The names of a layer's state tensors begin with it, behind layer_prefix().
+inline constexpr const char* kStatePrefix = "state.";
 
 // The numbers of clusters of each layer, coarse to fine; none for a layer without clusters.
 using ClusterCounts = std::vector<std::vector<int64_t>>;

@@ -58,6 +58,8 @@ void check_layer(const IndexMetadata& m, size_t l, JsonFields& in) {
   must(layer.window == window, "window", layer.window,
        concat(window, ", the model's sliding window"));
   must(layer.window == 0 || layer.dense, "window", layer.window, "0: the layer is not dense");
+  must(layer.dense || m.model.may_select(static_cast<int64_t>(l)), "dense", 0,
+       "true: the layer is not a full one with the model's heads, head_dim and scale");
   must(!layer.rows16 || m.rows != RowKind::k16, "rows", 16, "none: all rows have 16 bits");
   if (!m.pruned) return;
   const int64_t most = m.tokens - m.sink - m.tail;
@@ -95,6 +97,8 @@ void check_fields(const IndexMetadata& m, JsonFields& in) {
   must(!m.has_codes() || m.has_value_means, "value_means", "true: the index has codes");
   must(!m.has_codes() || m.version >= kVersionOfCodes, "format_version",
        concat("at least ", kVersionOfCodes, ": the index has codes"));
+  must(m.model.geometry.empty() || m.version >= kVersionOfLayers, "format_version",
+       concat("at least ", kVersionOfLayers, ": the layers differ in geometry"));
   if (!in.status().ok()) return;
   for (size_t l = 0; l < m.layers.size(); ++l) check_layer(m, l, in);
 }
@@ -175,7 +179,7 @@ Status check_same_build(std::map<std::string, std::string> found,
 
 Result<IndexMetadata> read_metadata(JsonFields in) {
   IndexMetadata m;
-  m.version = in.integer("format_version", 1, kFormatVersion);
+  m.version = in.integer("format_version", 1, kVersionOfLayers);
   m.tokens_hash = in.text("tokens_hash");
   if (!is_hash(m.tokens_hash)) in.complain("tokens_hash", "16 hexadecimal digits");
   m.tokens = in.integer("tokens", 1, kMaxTokens);

@@ -34,7 +34,7 @@ Result<ContainerLayout> lay_out(const IndexMetadata& metadata, const ClusterCoun
 }  // namespace
 
 std::map<std::string, std::string> metadata_to_strings(const IndexMetadata& m) {
-  auto out = origin_strings(FileKind::kIndex, kFormatVersion, m);
+  auto out = origin_strings(FileKind::kIndex, m.version, m);
   out["tokens_hash"] = m.tokens_hash;
   out["tokens"] = std::to_string(m.tokens);
   out["sink"] = std::to_string(m.sink);
@@ -84,7 +84,7 @@ Result<uint64_t> SqzWriter::planned_bytes(const IndexMetadata& metadata,
                                           const ClusterCounts& clusters) {
   IndexMetadata named = metadata;
   if (named.producer.empty()) named.producer = producer_name();
-  named.version = kFormatVersion;
+  named.version = std::max(named.version, kFormatVersion);
   if (named.tokens_hash.empty()) named.tokens_hash = hex(uint64_t{0});
   SQZ_ASSIGN_OR_RETURN(const ContainerLayout layout, lay_out(named, clusters, "index"));
   return layout.bytes;
@@ -94,7 +94,7 @@ Result<std::unique_ptr<SqzWriter>> SqzWriter::create(Env& env, const std::string
                                                      bool replace, IndexMetadata metadata,
                                                      const ClusterCounts& clusters) {
   if (metadata.producer.empty()) metadata.producer = producer_name();
-  metadata.version = kFormatVersion;
+  metadata.version = std::max(metadata.version, kFormatVersion);
   SQZ_ASSIGN_OR_RETURN(ContainerLayout layout, lay_out(metadata, clusters, path));
   SQZ_ASSIGN_OR_RETURN(ContainerWriter file,
                        ContainerWriter::create(env, path, replace, std::move(layout)));
@@ -102,10 +102,28 @@ Result<std::unique_ptr<SqzWriter>> SqzWriter::create(Env& env, const std::string
   return std::unique_ptr<SqzWriter>(new SqzWriter(std::move(state)));
 }
 
+Status SqzWriter::write_state(int64_t layer, const StateTensor& tensor) {
+  State& s = *state_;
+  const std::string name = layer_prefix(layer) + kStatePrefix + tensor.name;
+  const PlannedTensor* planned = s.file.find(name);
+  const auto type = [](const auto& one) {
+    return concat(dtype_name(one.dtype), shape_text(one.shape));
+  };
+  if (planned == nullptr || type(*planned) != type(tensor)) {
+    return Refuse{s.file.path(), Code::kInvalidArgument}(
+        name, type(tensor), planned == nullptr ? "no such tensor" : type(*planned));
+  }
+  return s.file.put(
+      *planned, {static_cast<const std::byte*>(tensor.data), static_cast<size_t>(planned->bytes)});
+}
+
 Status SqzWriter::write_layer(int64_t layer, const LayerView& data) {
   State& s = *state_;
   const Refuse refuse{s.file.path(), Code::kInternal};
   Status status;
+  for (const StateTensor& state : data.state) {
+    if (state.data != nullptr) SQZ_RETURN_IF_ERROR(write_state(layer, state));
+  }
   each_tensor(
       s.metadata, data, [&](const std::string& name, const auto* pointer, DType dtype, Dims dims) {
         if (!status.ok()) return;

@@ -38,6 +38,9 @@ class SqzWriter {
   // file will have is missing in it or of another shape. Contents are not checked: call verify() of
   // another index first, or its damage gets fresh checksums.
   Status write_layer(int64_t layer, const LayerView& data);
+  // A state tensor, which write_layer() leaves out where its data are null. kInvalidArgument if the
+  // file will have no such tensor.
+  Status write_state(int64_t layer, const StateTensor& tensor);
 
   // Writes calibration, checksums and header, then publishes. Fails if a layer is missing or the
   // calibration's sizes are wrong; its tables are ignored if every layer is dense. Returns the

@@ -46,8 +46,7 @@ class Builder final : public IndexBuilder {
         options_(options),
         threads_(resolve_threads(options.threads)),
         engine_(std::move(engine)),
-        stores_{{{model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype},
-                 {model_.kv_heads, layout_.metadata.tokens, model_.head_dim, options.dtype}}},
+        stores_{{{0, 0, 0, options.dtype}, {0, 0, 0, options.dtype}}},
         compressor_(layout_.metadata) {
     calibration_ = calibration_input(layout_.metadata, kTailSource);
     const auto coarse_levels = static_cast<double>(std::ssize(options.level_fractions) - 1);
@@ -56,6 +55,8 @@ class Builder final : public IndexBuilder {
     }
     report_ = layout_.report();
     if (engine_ != nullptr) report_.engine = engine_->name();
+    for (const auto& layer : layout_.metadata.state) state_left_ += std::ssize(layer);
+    skip_layers();
   }
 
   const BuildOptions& options() const override { return options_; }
@@ -76,7 +77,7 @@ class Builder final : public IndexBuilder {
     input.device = on_device ? &rows : nullptr;
     const LayerProblem problem =
         layer_problem(sparse == layers.end() ? 0 : sparse - layers.begin(), input);
-    SQZ_ASSIGN_OR_RETURN(const LayerMemory memory, engine_->layer_engine()->memory(problem));
+    SQZ_ASSIGN_OR_RETURN(const LayerMemory memory, layer_engine()->memory(problem));
     plan.gpu_memory = memory.whole;
     plan.gpu_memory_least = memory.least;
     return plan;
@@ -107,8 +108,18 @@ class Builder final : public IndexBuilder {
         kNoMemory);
   }
 
-  bool takes_device_rows() const override {
-    return engine_ != nullptr && engine_->layer_engine() != nullptr;
+  bool takes_device_rows() const override { return layer_engine() != nullptr; }
+
+  int64_t next_layer() const override { return next_layer_; }
+
+  Status add_state(int64_t layer, const StateTensor& tensor) override {
+    if (!usable_ || writer_ == nullptr) return ended();
+    usable_ = false;
+    SQZ_RETURN_IF_ERROR(written());
+    SQZ_RETURN_IF_ERROR(writer_->write_state(layer, tensor));
+    --state_left_;
+    usable_ = true;
+    return {};
   }
 
   Status add_layer(int64_t layer, const LayerInput& input,
@@ -132,6 +143,29 @@ class Builder final : public IndexBuilder {
                   "the build was not begun, has failed or was finished before");
   }
 
+  LayerGeometry geometry(int64_t layer) const { return model_.layer(layer); }
+
+  void skip_layers() {
+    while (next_layer_ < model_.layers && !geometry(next_layer_).has_keys()) ++next_layer_;
+  }
+
+  // Null where the host makes the layers: engines on a GPU take values as wide as keys.
+  LayerEngine* layer_engine() const {
+    for (const LayerGeometry& layer : model_.geometry) {
+      if (layer.value_dim != layer.head_dim) return nullptr;
+    }
+    return engine_ != nullptr ? engine_->layer_engine() : nullptr;
+  }
+
+  // The tokens that are given of a layer: all, or those that a recent one stores.
+  int64_t given_tokens(int64_t layer, const LayerInput& input) const {
+    const LayerGeometry own = geometry(layer);
+    const int64_t floats =
+        input.device != nullptr ? input.device->head_stride : std::ssize(input.keys) / own.kv_heads;
+    const int64_t tokens = layout_.metadata.tokens;
+    return floats == 0 ? tokens : std::min(floats / own.head_dim, tokens);
+  }
+
   Status check_input(int64_t layer, const LayerInput& input) {
     if (layer != next_layer_ || layer >= model_.layers) {
       return Refuse{"build", Code::kInvalidArgument}(
@@ -143,28 +177,34 @@ class Builder final : public IndexBuilder {
                     concat("layer ", layer, ": keys on CUDA device ", input.device->device,
                            " were given to engine ", report_.engine, " on device ", options_.gpu));
     }
-    const auto wanted =
-        static_cast<size_t>(model_.kv_heads * layout_.metadata.tokens * model_.head_dim);
-    if (input.keys.size() != wanted || input.values.size() != wanted) {
-      return Refuse{concat("layer ", layer), Code::kInvalidArgument}(
-          "elements of keys and values", concat(input.keys.size(), " and ", input.values.size()),
-          wanted);
+    const LayerGeometry own = geometry(layer);
+    const auto fits = [&](int64_t tokens) {
+      return std::ssize(input.keys) == own.kv_heads * tokens * own.head_dim &&
+             std::ssize(input.values) == own.kv_heads * tokens * own.value_dim;
+    };
+    const int64_t tokens = layout_.metadata.tokens;
+    if (fits(tokens) || (own.kind == LayerKind::kRecent && fits(layout_.shape(layer).exact))) {
+      return {};
     }
-    return Status();
+    return Refuse{concat("layer ", layer), Code::kInvalidArgument}(
+        "elements of keys and values", concat(input.keys.size(), " and ", input.values.size()),
+        concat(own.kv_heads * tokens * own.head_dim, " and ",
+               own.kv_heads * tokens * own.value_dim));
   }
 
   Status check_values(int64_t layer, const LayerInput& input) {
-    const int64_t dim = model_.head_dim;
-    SQZ_RETURN_IF_ERROR(check_storable(input.keys, model_.kv_heads, dim, options_.dtype, layer,
-                                       "KV head", "key", threads_));
-    return check_storable(input.values, model_.kv_heads, dim, options_.dtype, layer, "KV head",
-                          "value", threads_);
+    const LayerGeometry own = geometry(layer);
+    SQZ_RETURN_IF_ERROR(check_storable(input.keys, own.kv_heads, own.head_dim, options_.dtype,
+                                       layer, "KV head", "key", threads_));
+    return check_storable(input.values, own.kv_heads, own.value_dim, options_.dtype, layer,
+                          "KV head", "value", threads_);
   }
 
   Status add(int64_t layer, const LayerInput& input,
              const std::function<void(int64_t, int64_t)>& progress) {
     SQZ_RETURN_IF_ERROR(check_input(layer, input));
     const bool sparse = !layout_.metadata.layers[layer].dense;
+    store().begin(geometry(layer), given_tokens(layer, input));
     if (sparse && engine_ != nullptr) {
       SQZ_RETURN_IF_ERROR(take_queries(layer, input));
       SQZ_RETURN_IF_ERROR(cluster(layer, input, progress));
@@ -172,7 +212,7 @@ class Builder final : public IndexBuilder {
       SQZ_RETURN_IF_ERROR(!sparse             ? store_dense(layer, input)
                           : layout_.pages > 0 ? store_pages(layer, input)
                                               : store_buckets(layer, input));
-      if (progress) progress(model_.kv_heads, model_.kv_heads);
+      if (progress) progress(geometry(layer).kv_heads, geometry(layer).kv_heads);
     }
     if (sparse && layout_.metadata.heavy_hitters) {
       SQZ_RETURN_IF_ERROR(check_attention(layer, input.attention));
@@ -187,6 +227,8 @@ class Builder final : public IndexBuilder {
     writing_ = std::async(std::launch::async | std::launch::deferred,
                           [this, layer, data] { return writer_->write_layer(layer, data); });
     ++next_layer_;
+    ++added_;
+    skip_layers();
     return Status();
   }
 
@@ -249,7 +291,7 @@ class Builder final : public IndexBuilder {
   Status cluster(int64_t layer, const LayerInput& input,
                  const std::function<void(int64_t, int64_t)>& progress) {
     const Timer timer(report_.seconds.cluster);
-    if (LayerEngine* engine = engine_->layer_engine()) {
+    if (LayerEngine* engine = layer_engine()) {
       SQZ_RETURN_IF_ERROR(engine->fill(layer_problem(layer, input), progress, store().buffers()));
     } else {
       SQZ_RETURN_IF_ERROR(cluster_on_host(layer, input, progress));
@@ -267,10 +309,11 @@ class Builder final : public IndexBuilder {
   LayerProblem layer_problem(int64_t layer, const LayerInput& input) const {
     const bool dense = layout_.cluster_counts[layer].empty();
     LayerProblem problem;
-    problem.heads = model_.kv_heads;
-    problem.tokens = layout_.metadata.tokens;
-    problem.dim = model_.head_dim;
-    problem.sink = dense ? layout_.dense_first(layer) : options_.sink;
+    const LayerGeometry own = geometry(layer);
+    problem.heads = own.kv_heads;
+    problem.tokens = dense ? given_tokens(layer, input) : layout_.metadata.tokens;
+    problem.dim = own.head_dim;
+    problem.sink = dense ? problem.tokens - layout_.shape(layer).exact : options_.sink;
     problem.clustered = dense ? 0 : layout_.clustered;
     problem.tree = tree_options(layer);
     problem.dtype = options_.dtype;
@@ -283,11 +326,11 @@ class Builder final : public IndexBuilder {
   Status store_dense(int64_t layer, const LayerInput& input) {
     const Timer timer(report_.seconds.write);
     if (input.device != nullptr) {
-      return engine_->layer_engine()->fill_dense(layer_problem(layer, input), store().buffers());
+      return layer_engine()->fill_dense(layer_problem(layer, input), store().buffers());
     }
     SQZ_RETURN_IF_ERROR(check_values(layer, input));
-    return store().fill_dense(input.keys.data(), input.values.data(), layout_.dense_first(layer),
-                              threads_);
+    const int64_t first = given_tokens(layer, input) - layout_.shape(layer).exact;
+    return store().fill_dense(input.keys.data(), input.values.data(), first, threads_);
   }
 
   Status cluster_on_host(int64_t layer, const LayerInput& input,
@@ -316,11 +359,15 @@ class Builder final : public IndexBuilder {
     if (next_layer_ != model_.layers) {
       return Refuse{"build", Code::kInvalidArgument}("layers added", next_layer_, model_.layers);
     }
+    if (state_left_ != 0) {
+      return Refuse{"build", Code::kInvalidArgument}("state", concat(state_left_, " tensors left"),
+                                                     "each that was declared, once");
+    }
     SQZ_RETURN_IF_ERROR(written());
     Calibration calibration;
     if (engine_ != nullptr) {
       const Timer timer(report_.seconds.calibrate);
-      LayerEngine* engine = engine_->layer_engine();
+      LayerEngine* engine = layer_engine();
       const auto scorer = engine != nullptr ? engine->calibration_scorer(calibration_)
                                             : make_cpu_calibration_scorer(calibration_, threads_);
       SQZ_ASSIGN_OR_RETURN(calibration, calibrate(calibration_, *scorer));
@@ -334,7 +381,7 @@ class Builder final : public IndexBuilder {
 
   // The store of the layer that is made now. The layer before is being written from the other
   // store.
-  LayerStore& store() { return stores_[static_cast<size_t>(next_layer_ % 2)]; }
+  LayerStore& store() { return stores_[static_cast<size_t>(added_ % 2)]; }
 
   const BuildLayout layout_;
   const ModelDescription& model_;
@@ -346,7 +393,8 @@ class Builder final : public IndexBuilder {
   LayerCompressor compressor_;
   CalibrationInput calibration_;
   BuildReport report_;
-  int64_t next_layer_ = 0;
+  int64_t next_layer_ = 0, added_ = 0;  // layers
+  int64_t state_left_ = 0;              // tensors
   bool usable_ = true;
   std::future<Status> writing_;  // last: its end is waited for before what it reads goes
 };

@@ -48,8 +48,10 @@ struct BuildOptions {
   CompressOptions compress;                   // for clusters only
   std::optional<LayerBudgets> layer_budgets;  // sessions spread their budget by it
   JsonText chat;                              // as IndexMetadata::chat
-  std::string engine = "auto";                // of k-means: "auto", "faiss" or "cuda" (kmeans.h)
-  int gpu = 0;                                // number of the CUDA device, for engines that use one
+  // [layers], or empty: names, types and shapes of the state that add_state() will bring.
+  std::vector<std::vector<StateTensor>> state;
+  std::string engine = "auto";  // of k-means: "auto", "faiss" or "cuda" (kmeans.h)
+  int gpu = 0;                  // number of the CUDA device, for engines that use one
   // Precision and device that computed the keys, as "bf16, cuda". Empty: f32 on a CPU, or not
   // known, as for a capture.
   std::string pass;
@@ -61,8 +63,9 @@ std::vector<double> default_level_fractions(int levels);
 
 // One layer of a dense pass, float32, borrowed for the call.
 struct LayerInput {
+  // In a recent layer N may be the last E tokens that are stored (LayerView::exact).
   std::span<const float> keys;    // [Hkv, N, d], after RoPE
-  std::span<const float> values;  // [Hkv, N, d]
+  std::span<const float> values;  // [Hkv, N, dv]
   // [Hq, n, d], after RoPE: the queries that calibrate, normally of the last n = tail tokens. n is
   // 1 or more, and the same for all layers. May be empty for layers that are stored dense, and for
   // pages and buckets unless keys are calibrated.
@@ -102,8 +105,8 @@ class IndexBuilder {
  public:
   // Plans a build and makes its engine. No file is made. kInvalidArgument if an option is out of
   // range or the text too short: N must be at least sink + tail + 2, two keys to cluster; the
-  // message says how many are needed. Layers with a sliding window are stored dense, with their
-  // last min(window, N) tokens.
+  // message says how many are needed. Recent layers are stored dense, with the last tokens that a
+  // query at position N sees.
   static Result<std::unique_ptr<IndexBuilder>> prepare(const ModelDescription& model,
                                                        std::span<const int32_t> tokens,
                                                        const std::string& tokenizer_hash,
@@ -130,10 +133,15 @@ class IndexBuilder {
   // Whether layers may be given as LayerInput::device.
   virtual bool takes_device_rows() const = 0;
 
-  // Takes the layers in order. kNumeric names layer, KV head and token of a key or value that is
-  // NaN, infinite or beyond the stored dtype. `progress(done, total)` counts the KV heads of this
-  // layer. A failed write may be the answer to the next call. After a failure only destruction is
-  // left to do.
+  // The next layer that has keys; the number of layers if none is left.
+  virtual int64_t next_layer() const = 0;
+  // Takes one of the tensors of BuildOptions::state, in any order, each once.
+  virtual Status add_state(int64_t layer, const StateTensor& tensor) = 0;
+
+  // Takes the layers that have keys in order. kNumeric names layer, KV head and token of a key or
+  // value that is NaN, infinite or beyond the stored dtype. `progress(done, total)` counts the KV
+  // heads of this layer. A failed write may be the answer to the next call. After a failure only
+  // destruction is left to do.
   virtual Status add_layer(int64_t layer, const LayerInput& input,
                            const std::function<void(int64_t, int64_t)>& progress = {}) = 0;
   // Calibrates and publishes. To be called once, after the last layer.

@@ -34,12 +34,13 @@ T encode_row(const float* residual, int64_t dim, std::byte* codes) {
 }
 
 // Codes of rows [Hkv, M, d] of a layer, as residuals of the means [Hkv, n, d] of its finest level.
+// Values have a d of their own.
 // codes, scales: [Hkv, M, ...].
 template <class T>
-Status encode(const LayerView& layer, const void* all_rows, const void* all_means,
+Status encode(const LayerView& layer, const void* all_rows, const void* all_means, int64_t d,
               const std::string& what, int threads, std::byte* codes, T* scales) {
   const LevelView& finest = layer.level[static_cast<size_t>(layer.levels - 1)];
-  const int64_t clusters = finest.clusters, slots = layer.slots, d = layer.head_dim;
+  const int64_t clusters = finest.clusters, slots = layer.slots;
   return parallel_for(layer.kv_heads, threads, [&](int64_t head) {
     const uint32_t* offsets = finest.offsets + head * (clusters + 1);
     const T* rows = static_cast<const T*>(all_rows) + head * slots * d;
@@ -95,15 +96,15 @@ Status set_rows(const CompressOptions& options, IndexMetadata& metadata) {
 Status LayerCompressor::compress(int64_t layer, LayerView& data, int threads) {
   if (data.levels == 0) return {};
   const LevelView& finest = data.level[static_cast<size_t>(data.levels - 1)];
-  const auto make = [&](const void* rows, const void* means, const char* what, Coded& out,
-                        CodedRows& coded) {
+  const auto make = [&](const void* rows, const void* means, int64_t dim, const char* what,
+                        Coded& out, CodedRows& coded) {
     const auto count = data.kv_heads * data.slots;
-    out.codes.resize(static_cast<size_t>(count * data.head_dim));
+    out.codes.resize(static_cast<size_t>(count * dim));
     out.scales.resize(static_cast<size_t>(count * dtype_size(data.dtype)));
     coded.codes = out.codes.data();
     coded.scales = out.scales.data();
     const auto run = [&](auto* scales) {
-      return encode(data, rows, means, concat("layer ", layer, ", ", what), threads,
+      return encode(data, rows, means, dim, concat("layer ", layer, ", ", what), threads,
                     out.codes.data(), scales);
     };
     return data.dtype == DType::kBF16 ? run(reinterpret_cast<BFloat16*>(out.scales.data()))
@@ -111,8 +112,9 @@ Status LayerCompressor::compress(int64_t layer, LayerView& data, int threads) {
   };
   if (metadata_.rows_of(layer) == RowKind::k16) return {};
   data.coded_keys.bits = data.coded_values.bits = 8;
-  SQZ_RETURN_IF_ERROR(make(data.keys, finest.centroids, "key", keys_, data.coded_keys));
-  return make(data.values, finest.value_means, "value", values_, data.coded_values);
+  SQZ_RETURN_IF_ERROR(
+      make(data.keys, finest.centroids, data.head_dim, "key", keys_, data.coded_keys));
+  return make(data.values, finest.value_means, data.value_dim, "value", values_, data.coded_values);
 }
 
 Result<CompressReport> compress_index(Env& env, const SqzFile& index,

@@ -43,40 +43,44 @@ Status check_storable(std::span<const float> data, int64_t heads, int64_t dim, D
 }
 
 void LayerBuffers::resize(int64_t heads, int64_t dim, std::span<const int64_t> clusters,
-                          int64_t slots, int64_t exact) {
+                          int64_t slots, int64_t exact, int64_t value_dim) {
   const auto rows = [&](int64_t count) { return static_cast<size_t>(heads * count * dim * 2); };
+  const auto value_rows = [&](int64_t count) {
+    return static_cast<size_t>(heads * count * (value_dim > 0 ? value_dim : dim) * 2);
+  };
   levels.resize(clusters.size());
   for (size_t k = 0; k < levels.size(); ++k) {
     levels[k].centroids.resize(rows(clusters[k]));
-    levels[k].value_means.resize(rows(clusters[k]));
+    levels[k].value_means.resize(value_rows(clusters[k]));
     levels[k].offsets.resize(static_cast<size_t>(heads * (clusters[k] + 1)));
   }
   positions.resize(static_cast<size_t>(heads * slots));
   keys.resize(rows(slots));
-  values.resize(rows(slots));
+  values.resize(value_rows(slots));
   exact_keys.resize(rows(exact));
-  exact_values.resize(rows(exact));
+  exact_values.resize(value_rows(exact));
 }
 
-// values: [M, d], the clustered tokens of this head. Sums in double, in slot order, rounded once.
+// values: [M, dv], the clustered tokens of this head. Sums in double, in slot order, rounded once.
 void LayerStore::store_means(const float* values, const SlotOrder& order, int64_t head) {
   const std::vector<std::vector<uint32_t>> slots = first_slots(order.offsets);
-  std::vector<double> sum(static_cast<size_t>(dim_));
+  std::vector<double> sum(static_cast<size_t>(value_dim_));
   std::vector<float> mean(sum.size());
   for (size_t k = 0; k < buffers_.levels.size(); ++k) {
     const auto clusters = static_cast<int64_t>(slots[k].size()) - 1;
     for (int64_t i = 0; i < clusters; ++i) {
       std::fill(sum.begin(), sum.end(), 0.0);
       for (uint32_t s = slots[k][i]; s < slots[k][i + 1]; ++s) {
-        const int64_t row = int64_t{order.keys[s]} * dim_;
-        for (int64_t c = 0; c < dim_; ++c) sum[c] += values[row + c];
+        const int64_t row = int64_t{order.keys[s]} * value_dim_;
+        for (int64_t c = 0; c < value_dim_; ++c) sum[c] += values[row + c];
       }
       const double size = slots[k][i + 1] - slots[k][i];
       for (size_t c = 0; c < sum.size(); ++c) mean[c] = static_cast<float>(sum[c] / size);
-      const int64_t out = (head * clusters + i) * dim_ * 2;
+      const int64_t out = (head * clusters + i) * 2;
       store_row(order.means[k].data() + i * dim_, dim_, dtype_,
-                buffers_.levels[k].centroids.data() + out);
-      store_row(mean.data(), dim_, dtype_, buffers_.levels[k].value_means.data() + out);
+                buffers_.levels[k].centroids.data() + out * dim_);
+      store_row(mean.data(), value_dim_, dtype_,
+                buffers_.levels[k].value_means.data() + out * value_dim_);
     }
     std::copy(order.offsets[k].begin(), order.offsets[k].end(),
               buffers_.levels[k].offsets.begin() + head * (clusters + 1));
@@ -91,15 +95,16 @@ Status LayerStore::fill_sparse(const float* keys, const float* values,
   for (const auto& offsets : orders[0].offsets) {
     clusters.push_back(static_cast<int64_t>(offsets.size()) - 1);
   }
-  buffers_.resize(kv_heads_, dim_, clusters, slots, exact);
+  buffers_.resize(kv_heads_, dim_, clusters, slots, exact, value_dim_);
   return parallel_for(kv_heads_, threads, [&](int64_t head) {
     const float* head_keys = keys + head * tokens_ * dim_;
-    const float* head_values = values + head * tokens_ * dim_;
+    const float* head_values = values + head * tokens_ * value_dim_;
     const SlotOrder& order = orders[head];
-    store_means(head_values + sink * dim_, order, head);
+    store_means(head_values + sink * value_dim_, order, head);
     const auto store = [&](int64_t token, int64_t row, auto& to_keys, auto& to_values) {
       store_row(head_keys + token * dim_, dim_, dtype_, to_keys.data() + row * dim_ * 2);
-      store_row(head_values + token * dim_, dim_, dtype_, to_values.data() + row * dim_ * 2);
+      store_row(head_values + token * value_dim_, value_dim_, dtype_,
+                to_values.data() + row * value_dim_ * 2);
     };
     for (int64_t s = 0; s < slots; ++s) {
       const int64_t token = sink + order.keys[s], row = head * slots + s;
@@ -161,12 +166,13 @@ Status LayerStore::fill_buckets(const float* keys, const float* values, const Bu
 
 Status LayerStore::fill_dense(const float* keys, const float* values, int64_t first, int threads) {
   const int64_t exact = tokens_ - first;
-  buffers_.resize(kv_heads_, dim_, {}, 0, exact);
+  buffers_.resize(kv_heads_, dim_, {}, 0, exact, value_dim_);
   return parallel_for(kv_heads_, threads, [&](int64_t head) {
     for (int64_t e = 0; e < exact; ++e) {
-      const int64_t row = (head * tokens_ + first + e) * dim_, out = (head * exact + e) * dim_ * 2;
-      store_row(keys + row, dim_, dtype_, buffers_.exact_keys.data() + out);
-      store_row(values + row, dim_, dtype_, buffers_.exact_values.data() + out);
+      const int64_t row = head * tokens_ + first + e, out = (head * exact + e) * 2;
+      store_row(keys + row * dim_, dim_, dtype_, buffers_.exact_keys.data() + out * dim_);
+      store_row(values + row * value_dim_, value_dim_, dtype_,
+                buffers_.exact_values.data() + out * value_dim_);
     }
     return Status();
   });

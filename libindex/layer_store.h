@@ -29,18 +29,25 @@ struct LayerBuffers {
   std::vector<std::byte> keys, values;              // [Hkv, M, d]
   std::vector<std::byte> exact_keys, exact_values;  // [Hkv, E, d]
 
-  // clusters: n_k, or empty. Does not clear the buffers.
+  // clusters: n_k, or empty. value_dim 0: that of keys. Does not clear the buffers.
   void resize(int64_t heads, int64_t dim, std::span<const int64_t> clusters, int64_t slots,
-              int64_t exact);
+              int64_t exact, int64_t value_dim = 0);
 };
 
 class LayerStore {
  public:
   LayerStore(int64_t kv_heads, int64_t tokens, int64_t dim, DType dtype)
-      : kv_heads_(kv_heads), tokens_(tokens), dim_(dim), dtype_(dtype) {}
+      : kv_heads_(kv_heads), tokens_(tokens), dim_(dim), value_dim_(dim), dtype_(dtype) {}
+  // The layer that is filled next: `tokens` of keys and values are given.
+  void begin(const LayerGeometry& layer, int64_t tokens) {
+    kv_heads_ = layer.kv_heads;
+    tokens_ = tokens;
+    dim_ = layer.head_dim;
+    value_dim_ = layer.value_dim;
+  }
 
-  // Fills a clustered layer. keys, values: [Hkv, N, d]. orders: one a head, over the tokens sink to
-  // sink + M - 1.
+  // Fills a clustered layer. keys: [Hkv, N, d], values: [Hkv, N, dv]. orders: one a head, over the
+  // tokens sink to sink + M - 1.
   Status fill_sparse(const float* keys, const float* values, std::span<const SlotOrder> orders,
                      int64_t sink, int threads);
   // Fills a layer of pages: `slots` tokens from `sink` on, in token order, and the range of the
@@ -66,7 +73,7 @@ class LayerStore {
   void store_pages(const float* keys, int64_t slots, int64_t page_size, int64_t head);
   void store_means(const float* values, const SlotOrder& order, int64_t head);
 
-  int64_t kv_heads_, tokens_, dim_;
+  int64_t kv_heads_, tokens_, dim_, value_dim_;
   DType dtype_;
   LayerBuffers buffers_;
   std::vector<std::byte> page_min_, page_max_;  // [Hkv, P, d]

@@ -105,6 +105,23 @@ JsonText build_parameters(const BuildOptions& options, const std::string& engine
   return out;
 }
 
+// The tensors of a layer are in the order of their names.
+Status set_state(std::vector<std::vector<StateTensor>> state, IndexMetadata& metadata) {
+  if (!state.empty() && std::cmp_not_equal(state.size(), metadata.model.layers)) {
+    return Refuse{"build options", Code::kInvalidArgument}(
+        "state", concat(state.size(), " entries"), concat(metadata.model.layers, ", one a layer"));
+  }
+  const auto none = [](const std::vector<StateTensor>& layer) { return layer.empty(); };
+  if (!std::all_of(state.begin(), state.end(), none)) metadata.state = std::move(state);
+  for (std::vector<StateTensor>& layer : metadata.state) {
+    std::sort(layer.begin(), layer.end(),
+              [](const auto& a, const auto& b) { return a.name < b.name; });
+  }
+  const bool layers = !metadata.state.empty() || !metadata.model.geometry.empty();
+  metadata.version = layers ? kVersionOfLayers : kFormatVersion;
+  return {};
+}
+
 }  // namespace
 
 std::vector<double> default_level_fractions(int levels) {
@@ -148,7 +165,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
   for (int64_t l = 0; l < model.layers; ++l) {
     LayerPolicy policy;
     policy.window = model.sliding_window.empty() ? 0 : model.sliding_window[l];
-    policy.dense = policy.window > 0 || is_dense(options.qmodel, l);
+    policy.dense = !model.may_select(l) || is_dense(options.qmodel, l);
     any_sparse |= !policy.dense;
     layout.metadata.layers.push_back(policy);
   }
@@ -190,6 +207,7 @@ Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
     metadata.has_value_means = false;
   }
   metadata.build = build_parameters(options, engine);
+  SQZ_RETURN_IF_ERROR(set_state(options.state, metadata));
   for (int64_t l = 0; l < model.layers; ++l) {
     layout.cluster_counts.push_back(metadata.layers[l].dense ? std::vector<int64_t>()
                                                              : layout.clusters);

@@ -17,8 +17,6 @@ struct BuildLayout {
     return layer_shape(metadata, layer, cluster_counts[layer]);
   }
   BuildReport report() const;  // without what the build measures
-  // The first token that a dense layer stores: 0, or N - window.
-  int64_t dense_first(int64_t layer) const { return metadata.tokens - shape(layer).exact; }
 };
 
 // kInvalidArgument if an option is out of range, or the text too short to cluster two keys.

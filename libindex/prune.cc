@@ -67,19 +67,15 @@ std::vector<T> gather(const void* rows, int64_t slots, int64_t width,
 
 Status write_layer(SqzWriter& writer, LayerView view, int64_t layer,
                    std::span<const std::vector<KeyRun>> heads) {
-  const int64_t row = view.head_dim * dtype_size(view.dtype);
-  LayerView data;
-  data.dtype = view.dtype;
-  data.kv_heads = view.kv_heads;
-  data.head_dim = view.head_dim;
-  data.exact = view.exact;
-  data.exact_keys = view.exact_keys;
-  data.exact_values = view.exact_values;
+  const int64_t size = dtype_size(view.dtype);
+  LayerView data = view;
+  data.levels = 0;
+  data.pages = data.buckets = 0;
   std::vector<std::byte> keys, values;
   std::vector<uint32_t> positions;
   if (view.slots > 0) {
-    keys = gather<std::byte>(view.keys, view.slots, row, heads);
-    values = gather<std::byte>(view.values, view.slots, row, heads);
+    keys = gather<std::byte>(view.keys, view.slots, view.head_dim * size, heads);
+    values = gather<std::byte>(view.values, view.slots, view.value_dim * size, heads);
     positions = gather<uint32_t>(view.positions, view.slots, 1, heads);
   }
   data.slots = std::ssize(positions) / view.kv_heads;

@@ -24,7 +24,7 @@ using sqz::capi::Options;
 struct sqz_build {
   std::string path;
   sqz::ModelDescription model;
-  int64_t tokens = 0, layer = 0;  // the layer that comes next
+  int64_t tokens = 0;
   sqz::capi::OfThisProcess<std::unique_ptr<sqz::IndexBuilder>> owned;
 };
 
@@ -36,12 +36,37 @@ struct Request {
   bool replace = false, dry_run = false;
 };
 
+// For each layer null or {name: [dtype, [shape]]}.
+Result<std::vector<std::vector<sqz::StateTensor>>> state_from_json(const sqz::JsonValue& json,
+                                                                   const std::string& label) {
+  std::vector<std::vector<sqz::StateTensor>> out(json.size());
+  for (size_t l = 0; l < json.size(); ++l) {
+    for (const sqz::JsonValue& tensor : json[l].items()) {
+      const bool pair = tensor.is_array() && tensor.size() == 2 && tensor[1].is_array();
+      const auto dtype = pair ? sqz::dtype_from_name(tensor[0].string()) : std::nullopt;
+      sqz::StateTensor& one = out[l].emplace_back();
+      one.name = tensor.key();
+      one.dtype = dtype.value_or(DType::kF32);
+      for (size_t i = 0; dtype && i < tensor[1].size(); ++i) {
+        one.shape.push_back(tensor[1][i].integer(0, INT64_MAX).value_or(-1));
+      }
+      if (dtype && std::find(one.shape.begin(), one.shape.end(), -1) == one.shape.end()) continue;
+      return sqz::unexpected(tensor, concat(label, "[", l, "].", one.name),
+                             "[dtype, [dimensions]], such as [\"F32\", [1, 8, 128]]");
+    }
+  }
+  return out;
+}
+
 Result<Request> read_request(const char* text) {
   SQZ_ASSIGN_OR_RETURN(
-      Options in, Options::parse(text, {"sink", "tail", "partition", "page_size", "levels",
-                                        "level_fractions", "coarse_keep", "iterations", "rows",
-                                        "layers16", "seed", "threads", "engine", "gpu",
-                                        "tokenizer_hash", "chat", "replace", "dry_run", "after"}));
+      Options in,
+      Options::parse(
+          text,
+          {"sink",        "tail",       "partition",      "page_size", "levels",  "level_fractions",
+           "coarse_keep", "iterations", "rows",           "layers16",  "seed",    "threads",
+           "engine",      "gpu",        "tokenizer_hash", "chat",      "replace", "dry_run",
+           "after",       "state"}));
   Request out;
   BuildOptions& build = out.build;
   build.sink = in.integer("sink", 0, INT32_MAX, build.sink);
@@ -79,6 +104,8 @@ Result<Request> read_request(const char* text) {
     build.chat = JsonText(*chat);
   }
   if (in.has("after")) in.JsonFields::parse("after", build.after, sqz::context_ids_from_json);
+  if (in.has("state") && in.array("state") != nullptr)
+    in.JsonFields::parse("state", build.state, state_from_json);
   out.replace = in.boolean("replace", false);
   out.dry_run = in.boolean("dry_run", false);
   SQZ_RETURN_IF_ERROR(in.status());
@@ -161,18 +188,25 @@ sqz_status sqz_build_add_layer(sqz_build* build, const sqz_tensor* keys, const s
                                const sqz_tensor* queries, const sqz_progress* progress) {
   return fence([&]() -> Status {
     SQZ_ASSIGN_OR_RETURN(sqz::IndexBuilder * builder, builder_here(build));
-    const sqz::ModelDescription& m = build->model;
+    const int64_t layer = builder->next_layer();
+    if (layer == build->model.layers) {
+      return invalid(concat("layer: found one more, expected the ", layer, " of the model"));
+    }
+    const sqz::LayerGeometry m = build->model.layer(layer);
     const bool on_gpu = keys != nullptr && keys->device_type == sqz::capi::kCuda;
     if (on_gpu && !builder->takes_device_rows()) {
       return invalid(
           "keys: found on CUDA, expected on the CPU: no engine on a GPU builds this index");
     }
     const int device = on_gpu ? keys->device_id : -1;
-    const auto check = [&](const sqz_tensor* tensor, const char* name) {
-      return sqz::capi::check_tensor(tensor, name, {m.kv_heads, build->tokens, m.head_dim}, device);
-    };
-    SQZ_ASSIGN_OR_RETURN(const auto k, check(keys, "keys"));
-    SQZ_ASSIGN_OR_RETURN(const auto v, check(values, "values"));
+    // Of a recent layer the builder checks the number of tokens.
+    int64_t tokens = m.kind == sqz::LayerKind::kRecent ? -1 : build->tokens;
+    SQZ_ASSIGN_OR_RETURN(const auto k, sqz::capi::check_tensor(
+                                           keys, "keys", {m.kv_heads, tokens, m.head_dim}, device));
+    tokens = keys->shape[1];
+    SQZ_ASSIGN_OR_RETURN(
+        const auto v,
+        sqz::capi::check_tensor(values, "values", {m.kv_heads, tokens, m.value_dim}, device));
     if (on_gpu && k.dtype != v.dtype) {
       return invalid(concat("values: dtype: found ", sqz::dtype_name(v.dtype), ", expected ",
                             sqz::dtype_name(k.dtype), ", that of keys"));
@@ -185,7 +219,7 @@ sqz_status sqz_build_add_layer(sqz_build* build, const sqz_tensor* keys, const s
                                              {m.query_heads, builder->options().tail, m.head_dim}));
       input.queries = sqz::capi::floats_of(q, query_room);
     }
-    const sqz::DeviceRows rows{k.data, v.data, k.dtype, build->tokens * m.head_dim, device};
+    const sqz::DeviceRows rows{k.data, v.data, k.dtype, tokens * m.head_dim, device};
     if (on_gpu) {
       input.device = &rows;
     } else {
@@ -193,11 +227,20 @@ sqz_status sqz_build_add_layer(sqz_build* build, const sqz_tensor* keys, const s
       input.values = sqz::capi::floats_of(v, value_room);
     }
     const auto tell = sqz::capi::teller(progress);
-    SQZ_RETURN_IF_ERROR(builder->add_layer(build->layer, input, [&](int64_t done, int64_t total) {
+    SQZ_RETURN_IF_ERROR(builder->add_layer(layer, input, [&](int64_t done, int64_t total) {
       tell(static_cast<double>(done) / static_cast<double>(total));
     }));
-    ++build->layer;
     return {};
+  });
+}
+
+sqz_status sqz_build_add_state(sqz_build* build, int64_t layer, const char* name,
+                               const sqz_tensor* tensor) {
+  return fence([&]() -> Status {
+    SQZ_ASSIGN_OR_RETURN(sqz::IndexBuilder * builder, builder_here(build));
+    if (name == nullptr) return invalid("name: found null, expected that of a state tensor");
+    SQZ_ASSIGN_OR_RETURN(sqz::StateTensor state, sqz::capi::check_state(tensor, name));
+    return builder->add_state(layer, state);
   });
 }
 

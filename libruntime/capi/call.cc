@@ -9,9 +9,15 @@
 namespace sqz::capi {
 namespace {
 
-Status check_layer(int64_t layer, int64_t layers) {
-  if (layer >= 0 && layer < layers) return {};
-  return invalid(concat("layer: found ", layer, ", expected 0 to ", layers - 1));
+// The layer whose keys serve `layer`.
+Result<int64_t> find_keys(const ModelDescription& model, int64_t layer) {
+  if (layer < 0 || layer >= model.layers) {
+    return invalid(concat("layer: found ", layer, ", expected 0 to ", model.layers - 1));
+  }
+  const LayerGeometry geometry = model.layer(layer);
+  if (geometry.kind == LayerKind::kShared) return geometry.of;
+  if (geometry.has_keys()) return layer;
+  return invalid(concat("layer: found ", layer, ", expected one that has keys in the index"));
 }
 
 Status check_indptr(const sqz_attend_args& args, int64_t tokens) {
@@ -53,11 +59,14 @@ Result<CheckedCall> CheckedCall::check(SlotTable& table, const sqz_attend_args* 
   sqz_attend_args args;
   SQZ_RETURN_IF_ERROR(read_struct(in, "args", args));
   CheckedCall checked(table);
-  SQZ_RETURN_IF_ERROR(checked.check_tensors(args, outputs));
   AttendCall& call = checked.call_;
+  SQZ_ASSIGN_OR_RETURN(call.layer, find_keys(table.model(), args.layer));
+  const LayerGeometry geometry = table.model().layer(call.layer);
+  call.query_heads = geometry.query_heads;
+  call.head_dim = geometry.head_dim;
+  call.value_dim = geometry.value_dim;
+  SQZ_RETURN_IF_ERROR(checked.check_tensors(args, outputs));
   SQZ_RETURN_IF_ERROR(check_indptr(args, call.tokens));
-  SQZ_RETURN_IF_ERROR(check_layer(args.layer, table.model().layers));
-  call.layer = args.layer;
   call.stream = args.stream;
   call.positions = args.positions;
   call.indptr = args.indptr;
@@ -137,13 +146,15 @@ bool CheckedCall::is_in_place(const ServingSession& session, int64_t request, in
 
 Status CheckedCall::check_tensors(const sqz_attend_args& args, bool outputs) {
   const int device = table_.device();
-  const int64_t heads = table_.model().query_heads, dim = table_.model().head_dim;
+  const int64_t heads = call_.query_heads;
   if (device < 0 && args.stream != nullptr) {
     return invalid("args.stream: found a stream, expected null on the CPU");
   }
-  SQZ_ASSIGN_OR_RETURN(const TensorView q, check_tensor(args.q, "q", {-1, heads, dim}, device));
+  SQZ_ASSIGN_OR_RETURN(const TensorView q,
+                       check_tensor(args.q, "q", {-1, heads, call_.head_dim}, device));
   const int64_t tokens = q.first_dim;
-  const auto like_q = [&](const sqz_tensor* tensor, const char* name) -> Result<TensorView> {
+  const auto like_q = [&](const sqz_tensor* tensor, const char* name,
+                          int64_t dim) -> Result<TensorView> {
     SQZ_ASSIGN_OR_RETURN(const TensorView view,
                          check_tensor(tensor, name, {tokens, heads, dim}, device));
     if (view.dtype == q.dtype) return view;
@@ -153,11 +164,12 @@ Status CheckedCall::check_tensors(const sqz_attend_args& args, bool outputs) {
   call_.dtype = q.dtype;
   call_.q = q.data;
   if (args.q_before_rope != nullptr) {
-    SQZ_ASSIGN_OR_RETURN(const TensorView before, like_q(args.q_before_rope, "q_before_rope"));
+    SQZ_ASSIGN_OR_RETURN(const TensorView before,
+                         like_q(args.q_before_rope, "q_before_rope", call_.head_dim));
     call_.q_before_rope = before.data;
   }
   if (!outputs) return {};
-  SQZ_ASSIGN_OR_RETURN(const TensorView out, like_q(args.out, "out"));
+  SQZ_ASSIGN_OR_RETURN(const TensorView out, like_q(args.out, "out", call_.value_dim));
   SQZ_ASSIGN_OR_RETURN(const LseView lse, check_lse(args.lse, "lse", tokens, heads, device));
   SQZ_RETURN_IF_ERROR(check_disjoint(q, "q", out, "out"));
   SQZ_RETURN_IF_ERROR(check_disjoint(q, "q", lse.tensor, "lse"));
@@ -195,17 +207,19 @@ CheckedCall::Neighbours CheckedCall::neighbours(int64_t first, int64_t which) co
 }
 
 AttendCall CheckedCall::part(const Neighbours& requests) const {
-  const int64_t heads = table_.model().query_heads, dim = table_.model().head_dim;
   AttendCall part = call_;
   const int64_t first = call_.request_begin(requests.first);
-  const int64_t row = first * heads, bytes = row * dim * dtype_size(call_.dtype);
+  const int64_t row = first * call_.query_heads, size = dtype_size(call_.dtype);
   const auto shift = [&](const void* data) -> const std::byte* {
-    return data == nullptr ? nullptr : static_cast<const std::byte*>(data) + bytes;
+    if (data == nullptr) return nullptr;
+    return static_cast<const std::byte*>(data) + row * call_.head_dim * size;
   };
   part.tokens = call_.request_begin(requests.end) - first;
   part.q = shift(call_.q);
   part.q_before_rope = shift(call_.q_before_rope);
-  part.out = call_.out == nullptr ? nullptr : static_cast<std::byte*>(call_.out) + bytes;
+  if (call_.out != nullptr) {
+    part.out = static_cast<std::byte*>(call_.out) + row * call_.value_dim * size;
+  }
   part.lse = call_.lse.from(row);
   if (call_.positions != nullptr) part.positions = call_.positions + first;
   if (call_.indptr != nullptr) {
@@ -222,7 +236,7 @@ Status CheckedCall::attend(const Neighbours& requests, bool merge) const {
   const AttendCall call = part(requests);
   if (requests.session == nullptr) {
     if (merge) return {};
-    const int64_t dim = table_.model().head_dim, rows = call.tokens * table_.model().query_heads;
+    const int64_t dim = call.value_dim, rows = call.tokens * call.query_heads;
     if (table_.device() >= 0) {
       return cuda::clear_states(table_.device(), call.dtype, rows, dim, call.out, call.lse,
                                 call.stream);

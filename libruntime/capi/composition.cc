@@ -1,5 +1,7 @@
 #include "libruntime/capi/composition.h"
 
+#include <algorithm>
+
 #include "libruntime/attention/attend.h"
 #include "libruntime/cuda/backend.h"
 #include "libruntime/session/thread_pool.h"
@@ -8,9 +10,7 @@ namespace sqz::capi {
 
 Composition::Composition(const ModelDescription& model, int device,
                          std::shared_ptr<ThreadPool> pool)
-    : heads_(model.query_heads),
-      dim_(model.head_dim),
-      device_(device),
+    : device_(device),
       pool_(std::move(pool)),
       shift_(RopeUndo::shift(model.rope, model.head_dim)) {}
 
@@ -18,14 +18,20 @@ Result<std::unique_ptr<Composition>> Composition::create(const ModelDescription&
                                                          int64_t max_tokens, int device,
                                                          std::shared_ptr<ThreadPool> pool) {
   std::unique_ptr<Composition> out(new Composition(model, device, std::move(pool)));
-  const int64_t lse = max_tokens * out->heads_, numbers = lse * out->dim_;
+  int64_t heads = 0, dim = 0;  // the most of a layer
+  for (int64_t l = 0; l < model.layers; ++l) {
+    const LayerGeometry layer = model.layer(l);
+    heads = std::max(heads, layer.query_heads);
+    dim = std::max({dim, layer.head_dim, layer.value_dim});
+  }
+  const int64_t width = heads * dim, lse = max_tokens * heads, numbers = max_tokens * width;
   const auto bytes = static_cast<size_t>(4 * (2 * numbers + lse));
   if (device >= 0) {
     SQZ_ASSIGN_OR_RETURN(out->memory_, cuda::device_memory(device, bytes));
   } else {
     // Not touched until used, so that memory that a short call does not need costs nothing.
     out->memory_.reset(new float[bytes / 4], [](float* memory) { delete[] memory; });
-    out->rows_.reset(new float[out->pool_->size() * (out->heads_ + 1) * out->dim_]);
+    out->rows_.reset(new float[out->pool_->size() * (width + dim)]);
   }
   out->q_ = static_cast<std::byte*>(out->memory_.get());
   out->out_ = out->q_ + 4 * numbers;
@@ -37,17 +43,17 @@ Result<AttendCall> Composition::turned(const AttendCall& call) {
   AttendCall out = call;
   if (call.offset == 0 || shift_.frequencies().empty()) return out;
   out.q = q_;
-  const int64_t width = heads_ * dim_;
+  const int64_t heads = call.query_heads, dim = call.head_dim, width = heads * dim;
   if (device_ >= 0) {
     SQZ_RETURN_IF_ERROR(cuda::turn_rows(device_, shift_, call.offset, call.dtype,
-                                        call.tokens * heads_, dim_, call.q, q_, call.stream));
+                                        call.tokens * heads, dim, call.q, q_, call.stream));
     return out;
   }
   pool_->for_each(call.tokens, [&](int64_t token, int thread) {
     const int64_t at = token * width * dtype_size(call.dtype);
-    float* const rows = rows_.get() + thread * (width + dim_);
+    float* const rows = rows_.get() + thread * (width + dim);
     (void)to_finite_floats(call.dtype, static_cast<const std::byte*>(call.q) + at, width, rows);
-    shift_.apply(call.offset, rows, heads_, rows + width, rows);
+    shift_.apply(call.offset, rows, heads, rows + width, rows);
     store_floats(call.dtype, rows, width, q_ + at);
   });
   return out;
@@ -61,12 +67,12 @@ AttendCall Composition::apart(const AttendCall& call) const {
 }
 
 Status Composition::merge(const AttendCall& call, const AttendCall& apart) const {
-  const int64_t rows = call.tokens * heads_;
+  const int64_t rows = call.tokens * call.query_heads;
   if (device_ >= 0) {
-    return cuda::merge_states(device_, call.dtype, rows, dim_, call.out, call.lse, apart.out,
-                              apart.lse, {}, call.stream);
+    return cuda::merge_states(device_, call.dtype, rows, call.value_dim, call.out, call.lse,
+                              apart.out, apart.lse, {}, call.stream);
   }
-  merge_rows(call.dtype, rows, dim_, call.out, call.lse, apart.out, apart.lse);
+  merge_rows(call.dtype, rows, call.value_dim, call.out, call.lse, apart.out, apart.lse);
   return {};
 }
 

@@ -27,14 +27,14 @@ class Composition {
  private:
   Composition(const ModelDescription& model, int device, std::shared_ptr<ThreadPool> pool);
 
-  const int64_t heads_, dim_;
   const int device_;
   std::shared_ptr<ThreadPool> pool_;
   RopeUndo shift_;
   std::shared_ptr<void> memory_;
-  std::byte *q_ = nullptr, *out_ = nullptr;  // [max_tokens, Hq, d] of up to 4 bytes
-  float* lse_ = nullptr;                     // [max_tokens, Hq]
-  std::unique_ptr<float[]> rows_;            // [threads, Hq + 1, d], CPU
+  std::byte *q_ = nullptr,
+            *out_ = nullptr;       // [max_tokens, Hq, d], of up to 4 bytes, of the largest layer
+  float* lse_ = nullptr;           // [max_tokens, Hq]
+  std::unique_ptr<float[]> rows_;  // [threads, Hq + 1, d], CPU
 };
 
 }  // namespace sqz::capi

@@ -48,12 +48,16 @@ struct Uploaded {
   std::shared_ptr<cuda::DeviceIndex> memory;
 };
 
-// Whether a context can have an offset: RoPE is described, and no layer has a window, whose
-// positions would have to be those of the whole.
+// Whether a context can have an offset: RoPE is described, and it serves every token in all layers.
 inline bool composes(const ModelDescription& model) {
-  const auto has_window = [](int64_t window) { return window > 0; };
-  return model.rope.kind != RopeDescription::Kind::kOther &&
-         std::none_of(model.sliding_window.begin(), model.sliding_window.end(), has_window);
+  bool whole = model.rope.kind != RopeDescription::Kind::kOther;
+  for (int64_t l = 0; l < model.layers; ++l) {
+    const LayerGeometry layer = model.layer(l);
+    if (layer.kind == LayerKind::kNone) continue;
+    whole &= layer.kind != LayerKind::kState && layer.head_dim == model.head_dim &&
+             layer.first_seen(INT32_MAX) == 0;
+  }
+  return whole;
 }
 
 // The indexes that a session serves, one after the other, with the same options.

@@ -1,5 +1,6 @@
 #include "libruntime/capi/fence.h"
 #include "libruntime/capi/handles.h"
+#include "libruntime/capi/tensor.h"
 
 namespace {
 
@@ -9,9 +10,18 @@ using sqz::Status;
 using sqz::capi::fence;
 using sqz::capi::invalid;
 
+Status check_layer(const sqz_index* index, int64_t layer) {
+  if (index == nullptr) return invalid("index: found null");
+  const int64_t layers = index->file->metadata().model.layers;
+  if (layer >= 0 && layer < layers) return {};
+  return invalid(concat("layer: found ", layer, ", expected 0 to ", layers - 1));
+}
+
 }  // namespace
 
-// The two enums have the same numbers.
+// The enums have the same numbers.
+static_assert(static_cast<int>(sqz::LayerKind::kShared) == SQZ_LAYER_SHARED);
+static_assert(static_cast<int>(sqz::LayerKind::kNone) == SQZ_LAYER_NONE);
 static_assert(static_cast<int>(sqz::OpenMode::kMmap) == SQZ_OPEN_MMAP);
 static_assert(static_cast<int>(sqz::OpenMode::kRead) == SQZ_OPEN_READ);
 static_assert(static_cast<int>(sqz::OpenMode::kVerify) == SQZ_OPEN_VERIFY);
@@ -74,6 +84,52 @@ sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info) {
     out.tokenizer_hash = m.tokenizer_hash.c_str();
     out.tokens_hash = m.tokens_hash.c_str();
     return sqz::capi::write_struct(out, "info", info);
+  });
+}
+
+sqz_status sqz_index_describe_layer(const sqz_index* index, int64_t layer, sqz_layer_info* info) {
+  return fence([&]() -> Status {
+    SQZ_RETURN_IF_ERROR(check_layer(index, layer));
+    const sqz::LayerGeometry g = index->file->metadata().model.layer(layer);
+    const bool keys = g.has_keys() || g.kind == sqz::LayerKind::kShared;
+    sqz_layer_info out = {};
+    out.kind = static_cast<int32_t>(g.kind);
+    out.of = g.of;
+    out.states = std::ssize(index->file->layer(layer).state);
+    if (keys) {
+      out.query_heads = g.query_heads;
+      out.kv_heads = g.kv_heads;
+      out.head_dim = g.head_dim;
+      out.value_dim = g.value_dim;
+      out.window = g.window;
+      out.chunk = g.chunk;
+      out.attention_scale = g.attention_scale;
+    }
+    return sqz::capi::write_struct(out, "info", info);
+  });
+}
+
+sqz_status sqz_index_state(const sqz_index* index, int64_t layer, int64_t number, const char** name,
+                           sqz_tensor* view) {
+  return fence([&]() -> Status {
+    if (name == nullptr || view == nullptr) return invalid("name or view: found null");
+    SQZ_RETURN_IF_ERROR(check_layer(index, layer));
+    const std::vector<sqz::StateTensor>& states = index->file->layer(layer).state;
+    if (number < 0 || number >= std::ssize(states)) {
+      return invalid(concat("number: found ", number, ", expected less than ", states.size(),
+                            ", the state tensors of layer ", layer));
+    }
+    const sqz::StateTensor& state = states[static_cast<size_t>(number)];
+    *name = state.name.c_str();
+    *view = {};
+    view->data = const_cast<void*>(state.data);
+    view->device_type = sqz::capi::kCpu;
+    view->ndim = static_cast<int32_t>(state.shape.size());
+    view->dtype_code = sqz::capi::dtype_code(state.dtype);
+    view->dtype_bits = static_cast<uint8_t>(8 * sqz::dtype_size(state.dtype));
+    view->dtype_lanes = 1;
+    view->shape = const_cast<int64_t*>(state.shape.data());
+    return {};
   });
 }
 

@@ -131,6 +131,54 @@ Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
   return view;
 }
 
+uint8_t dtype_code(DType dtype) {
+  switch (dtype) {
+    case DType::kBool:
+      return 6;
+    case DType::kBF16:
+      return kBfloat;
+    case DType::kF16:
+    case DType::kF32:
+    case DType::kF64:
+      return kFloat;
+    case DType::kI8:
+    case DType::kI16:
+    case DType::kI32:
+    case DType::kI64:
+      return 0;
+    default:
+      return 1;  // unsigned
+  }
+}
+
+Result<StateTensor> check_state(const sqz_tensor* tensor, const char* name) {
+  if (tensor == nullptr) return invalid(name, "tensor", "null", "a tensor");
+  const sqz_tensor& t = *tensor;
+  if (t.device_type != kCpu) return invalid(name, "device_type", concat(t.device_type), "1 (CPU)");
+  if (t.ndim < 0 || t.ndim > 16 || (t.ndim > 0 && t.shape == nullptr)) {
+    return invalid(name, "ndim", concat(t.ndim), "0 to 16, and a shape");
+  }
+  StateTensor out;
+  out.name = name;
+  bool known = false;
+  for (int i = 0; i <= static_cast<int>(DType::kF64) && !known; ++i) {
+    out.dtype = static_cast<DType>(i);
+    known = t.dtype_lanes == 1 && t.dtype_code == dtype_code(out.dtype) &&
+            t.dtype_bits == 8 * dtype_size(out.dtype);
+  }
+  if (!known) return invalid(name, "dtype", dtype_text(t), "a type of safetensors");
+  out.shape.assign(t.shape, t.shape + t.ndim);
+  const auto count = checked_elements(out.shape);
+  if (!count || !checked_mul(*count, dtype_size(out.dtype))) {
+    return invalid(name, "shape", list_text(out.shape, false), "less than 2^63 bytes");
+  }
+  if (*count == 0) return out;
+  SQZ_RETURN_IF_ERROR(check_contiguous(t, name));
+  if (t.data == nullptr) return invalid(name, "data", "null", "memory");
+  out.data = static_cast<const std::byte*>(t.data) + t.byte_offset;
+  return out;
+}
+
 Result<LseView> check_lse(const sqz_tensor* tensor, const char* name, int64_t tokens, int64_t heads,
                           int device) {
   LseView view;

@@ -5,6 +5,7 @@
 
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
+#include "formats/sqz_file.h"
 #include "libruntime/attention/lse_rows.h"
 #include "sqz/sqz.h"
 
@@ -21,6 +22,11 @@ struct TensorView {
 // device `device` or, if that is -1, on the CPU. `name` opens messages.
 Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
                                 std::initializer_list<int64_t> shape, int device = -1);
+
+// A contiguous tensor of any type and shape on the CPU.
+Result<StateTensor> check_state(const sqz_tensor* tensor, const char* name);
+// DLPack's code of a type, as in sqz_tensor.
+uint8_t dtype_code(DType dtype);
 
 // A float32 tensor [tokens, heads] with any strides that keep its elements apart.
 struct LseView {

@@ -30,16 +30,17 @@ struct SessionOptions {
 // A call whose arguments the C ABI has checked: shapes fit the index, tokens <= max_tokens, indptr
 // ascends, tensors are on the session's device.
 struct AttendCall {
-  int64_t layer = 0;
-  int64_t tokens = 0;                  // T
-  DType dtype = DType::kF32;           // of q and out: F32, F16, BF16
-  const void* q = nullptr;             // [T, Hq, d]
-  void* out = nullptr;                 // [T, Hq, d]
-  LseRows lse;                         // of all rows
-  const int64_t* positions = nullptr;  // [T] or null, on the host
-  int64_t offset = 0;                  // position of the context's first token: of `positions`
-  int64_t skip = 0;                    // first tokens of the context that are not attended
-  const int64_t* indptr = nullptr;     // [requests + 1] or null, on the host
+  int64_t layer = 0;                                     // that has keys
+  int64_t query_heads = 0, head_dim = 0, value_dim = 0;  // Hq, d, dv of the layer
+  int64_t tokens = 0;                                    // T
+  DType dtype = DType::kF32;                             // of q and out: F32, F16, BF16
+  const void* q = nullptr;                               // [T, Hq, d]
+  void* out = nullptr;                                   // [T, Hq, dv]
+  LseRows lse;                                           // of all rows
+  const int64_t* positions = nullptr;                    // [T] or null, on the host
+  int64_t offset = 0;               // position of the context's first token: of `positions`
+  int64_t skip = 0;                 // first tokens of the context that are not attended
+  const int64_t* indptr = nullptr;  // [requests + 1] or null, on the host
   int64_t requests = 0;
   void* stream = nullptr;               // cudaStream_t; CUDA only
   const void* q_before_rope = nullptr;  // [T, Hq, d] of `dtype`, or null

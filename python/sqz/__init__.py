@@ -12,9 +12,9 @@ sqz.Error with its sentence. docs/python.md is the reference.
 from sqz._arguments import Context, Contexts
 from sqz._library import Error, version
 from sqz.build import Built, build, calibrate
-from sqz.index import Index, IndexInfo
+from sqz.index import Index, IndexInfo, Layer
 from sqz.session import Session, Stats, merge_states
 
 __version__ = version
-__all__ = ["Built", "Context", "Contexts", "Error", "Index", "IndexInfo", "Session", "Stats", "build", "calibrate",
+__all__ = ["Built", "Context", "Contexts", "Error", "Index", "IndexInfo", "Layer", "Session", "Stats", "build", "calibrate",
            "merge_states"]

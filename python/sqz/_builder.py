@@ -10,12 +10,12 @@ import numpy as np
 
 from sqz._handle import Handle
 from sqz._library import _TYPES, check, lib
-from sqz._tensors import Borrowed, DLPackTensor
+from sqz._tensors import Borrowed, DLPackTensor, dtype_name
 from sqz.index import Index
 
 # As in _library.FUNCTIONS.
 FUNCTIONS = {
-    "sqz_build_create": "ppplpp", "sqz_build_add_layer": "ppppp", "sqz_build_finish": "p", "sqz_index_info_json": "p",
+    "sqz_build_create": "ppplpp", "sqz_build_add_layer": "ppppp", "sqz_build_add_state": "plpp", "sqz_build_finish": "p", "sqz_index_info_json": "p",
     "sqz_index_calibrate": "pplpppp", "sqz_index_compress": "pppp",
 }
 try:
@@ -67,22 +67,36 @@ class Build(Handle):
     """An index that is made layer by layer. `plan`: the result of sqz_build_create().
 
     model: its description; tokens: [tokens] int32; options: those of sqz_build_create(), None = the default.
+    state: for each layer None or {name: tensor}, of the types and shapes of those that add_state() will bring.
     """
 
-    def __init__(self, path: str, model: dict[str, Any], tokens: np.ndarray[Any, Any], **options: Any) -> None:
+    def __init__(self, path: str, model: dict[str, Any], tokens: np.ndarray[Any, Any],
+                 state: Sequence[dict[str, Any] | None] | None = None, **options: Any) -> None:
         super().__init__(lib.sqz_build_destroy)
+        if state is not None:
+            options["state"] = [layer and {name: [dtype_name(one), list(one.shape)] for name, one in layer.items()}
+                                for layer in state]
         ids = np.ascontiguousarray(tokens, np.int32)
         check(lib.sqz_build_create(os.fsencode(path), json.dumps(model).encode(), ids.ctypes.data, len(ids),
                                    _json(options), c.byref(self._pointer.at)))
         self.plan = _result()
 
-    def add_layer(self, keys: DLPackTensor, values: DLPackTensor, queries: DLPackTensor,
+    def add_layer(self, keys: DLPackTensor, values: DLPackTensor, queries: DLPackTensor | None,
                   tell: Tell | None = None) -> None:
-        """The next layer; shapes in sqz_build.h."""
-        tensors = [Borrowed(*one) for one in (("keys", keys), ("values", values), ("queries", queries))]
+        """The next layer that has keys; shapes in sqz_build.h."""
+        tensors = [one is not None and Borrowed(name, one)
+                   for name, one in (("keys", keys), ("values", values), ("queries", queries))]
         progress = Progress(tell)
         with self._pointer.lock:
-            progress.check(lib.sqz_build_add_layer(self._pointer.at, *(one.at for one in tensors), c.byref(progress)))
+            progress.check(lib.sqz_build_add_layer(self._pointer.at, *(one.at if one else None for one in tensors),
+                                                   c.byref(progress)))
+
+    def add_state(self, layer: int, tensors: dict[str, DLPackTensor]) -> None:
+        """State of a layer as Build(state=...) declared it, at any time before finish()."""
+        for name, tensor in tensors.items():
+            borrowed = Borrowed(name, tensor)
+            with self._pointer.lock:
+                self._check(lib.sqz_build_add_state(self._pointer.at, layer, name.encode(), borrowed.at))
 
     def finish(self) -> dict[str, Any]:
         """Publishes the index; the result of sqz_build_finish()."""

@@ -53,6 +53,12 @@ class IndexInfo(Struct):
         "int32 dtype_bits composes", "text context_id after")
 
 
+class LayerInfo(Struct):
+    c_name = "sqz_layer_info"
+    _fields_ = _fields("uint32 struct_size", "int32 kind",
+                       "int64 query_heads kv_heads head_dim value_dim window chunk of states", "double attention_scale")
+
+
 class UploadOptions(Struct):
     c_name = "sqz_upload_options"
     _fields_ = _fields("uint32 struct_size", "int32 device_id background threads",
@@ -98,8 +104,9 @@ class Tensor(c.Structure):
 
 # Functions that return a sqz_status, and their arguments: p a pointer, i an int32, l an int64.
 FUNCTIONS = {
-    "sqz_index_open": "pip", "sqz_index_describe": "pp", "sqz_index_verify": "p", "sqz_index_upload": "pp",
-    "sqz_index_unload": "pi", "sqz_session_create": "ppp", "sqz_session_put": "plp", "sqz_attend": "pp",
+    "sqz_index_open": "pip", "sqz_index_describe": "pp", "sqz_index_describe_layer": "plp", "sqz_index_state": "pllpp",
+    "sqz_index_verify": "p", "sqz_index_upload": "pp", "sqz_index_unload": "pi",
+    "sqz_session_create": "ppp", "sqz_session_put": "plp", "sqz_attend": "pp",
     "sqz_merge_states_on": "ppppp", "sqz_select": "ppplpp", "sqz_session_stats": "pllp",
     "sqz_session_reset_stats": "p",
 }

@@ -91,6 +91,36 @@ def _current_device(tensor: Any) -> Any:
     return torch.cuda.device(tensor.device)
 
 
+# safetensors' names by those of numpy and torch.
+_NAMES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "float16": "F16",
+          "bfloat16": "BF16", "uint32": "U32", "int32": "I32", "float32": "F32", "uint64": "U64", "int64": "I64",
+          "float64": "F64"}
+
+
+def dtype_name(tensor: Any) -> str:
+    """A tensor's type as safetensors has it; its own name if there is none."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return _NAMES.get(name, name)
+
+
+def borrowed_view(view: "_library.Tensor", owner: Any) -> Any:
+    """The memory of a sqz_tensor that belongs to `owner`: a tensor of torch if that is imported, else an array of numpy
+    (bfloat16 as uint16)."""
+    kind = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}[view.dtype_code]
+    name, shape = kind if kind == "bool" else f"{kind}{view.dtype_bits}", tuple(view.shape[:view.ndim])
+    size = view.dtype_bits // 8
+    for count in shape:
+        size *= count
+    torch = sys.modules.get("torch")
+    if size == 0:
+        return np.empty(shape, name.replace("bfloat", "uint")) if torch is None else torch.empty(shape, dtype=getattr(torch, name))
+    memory = (c.c_uint8 * size).from_address(view.data)
+    memory.owner = owner  # stays open as long as the memory is looked at
+    if torch is None:
+        return np.frombuffer(memory, name.replace("bfloat", "uint")).reshape(shape)
+    return torch.frombuffer(memory, dtype=getattr(torch, name)).reshape(shape)
+
+
 def empty(name: str, like: Any, shape: tuple[int, ...], float32: bool = False) -> Any:
     """A tensor of the same kind and device, of its dtype or float32."""
     if isinstance(like, np.ndarray):

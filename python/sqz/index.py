@@ -9,7 +9,7 @@ from sqz import _library
 from sqz._arguments import head_range
 from sqz._handle import Handle
 from sqz._library import check, lib
-from sqz._tensors import CUDA, Device, device_of
+from sqz._tensors import CUDA, Device, borrowed_view, device_of
 
 _PARTITIONS = ("kmeans", "pages", "pruned", "buckets")
 
@@ -43,6 +43,24 @@ class IndexInfo:
     after: tuple[str, ...]  # context_id of each context that stood in front when the keys were made: it serves behind these
 
 
+_KINDS = ("full", "recent", "state", "shared", "none")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the model as the index has it. The numbers are 0 for layers of state and for none."""
+
+    kind: str  # "full", "recent" (sliding or chunked), "state" (see Index.state()), "shared" or "none"
+    query_heads: int
+    kv_heads: int
+    head_dim: int  # of queries and keys
+    value_dim: int  # of values and outputs
+    window: int  # a query sees so many tokens, its own included; 0 = no limit
+    chunk: int  # a query sees the tokens of its chunk of so many positions; 0 = no chunks
+    scale: float  # logits are scale * q.k
+    of: int | None  # shared: the layer as which it is served
+
+
 class Index(Handle):
     """An index file. Any number of threads may use it; sessions keep what they need of it when it is closed.
 
@@ -65,6 +83,10 @@ class Index(Handle):
                    "dtype": "bfloat16" if raw.dtype_code == 4 else "float16", "composes": bool(raw.composes),
                    "after": tuple(filter(None, raw.after.decode().split(",")))}
         self.info = IndexInfo(**values)
+        raw_layers = [self._layer(number) for number in range(self.info.layers)]
+        self._states = [raw.states for raw in raw_layers]
+        self.layers = [Layer(_KINDS[raw.kind], raw.query_heads, raw.kv_heads, raw.head_dim, raw.value_dim, raw.window,
+                             raw.chunk, raw.attention_scale, None if raw.of < 0 else raw.of) for raw in raw_layers]
         self._file = os.path.abspath(self.info.path)  # wherever the process goes
         self._uploaded: dict[int, int] = {}  # KV heads by GPU
 
@@ -72,6 +94,22 @@ class Index(Handle):
         closed = "" if self._pointer.at else ", closed"
         return (f"<sqz.Index {self.info.path}: {self.info.tokens:,} tokens, {self.info.layers} layers, "
                 f"{self.info.partition}{closed}>")
+
+    def _layer(self, number: int) -> _library.LayerInfo:
+        raw = _library.LayerInfo()
+        check(lib.sqz_index_describe_layer(self._pointer.at, number, c.byref(raw)))
+        return raw
+
+    def state(self, layer: int) -> dict[str, Any]:
+        """State tensors of a layer as the engine's own cache has them behind the context, by name: the file's bytes,
+        not copied, and not to be written; until the index is closed. Tensors of torch if that is imported, else arrays
+        of numpy (bfloat16 as uint16)."""
+        name, view, out = c.c_char_p(), _library.Tensor(), dict[str, Any]()
+        for number in range(self._states[layer]):
+            with self._pointer.lock:
+                self._check(lib.sqz_index_state(self._pointer.at, layer, number, c.byref(name), c.byref(view)))
+            out[(name.value or b"").decode()] = borrowed_view(view, self)
+        return out
 
     def verify(self) -> None:
         """Checks every checksum and invariant; reads the whole file, on all cores. Error names the first problem."""

@@ -5,6 +5,8 @@
  *
  *   sqz_build_create -> sqz_build_add_layer (layer 0, 1, ..., layers - 1) -> sqz_build_finish
  *
+ * Layers that have no keys (state, shared, none) are left out; sqz_build_add_state() takes state.
+ *
  * The file appears under its name in sqz_build_finish(), whole. A build that fails, is destroyed or
  * dies with its process leaves nothing under the name. The same input gives the same bytes for any
  * number of threads, and the bytes of `sqz-index build --capture` with the same options.
@@ -47,7 +49,7 @@ typedef struct sqz_build sqz_build;
  *
  * path: of the index.
  * model: JSON, every field of an index's `model` (docs/format.md): architecture, layers,
- *   query_heads (Hq), kv_heads (Hkv), head_dim (d), attention_scale, sliding_window, rope, ...
+ *   query_heads (Hq), kv_heads (Hkv), head_dim (d), attention_scale, sliding_window, rope, geometry
  * tokens: [count] ids of the fixed context, with special tokens; count is N.
  *
  * options, as those of `sqz-index build`:
@@ -65,6 +67,8 @@ typedef struct sqz_build sqz_build;
  *   tokenizer_hash ""           XXH3-64 of tokenizer.json, hexadecimal, if a tokenizer made the ids
  *   chat null                   an object, the texts around the turns of the chat that the context
  *                               stands in (docs/format.md); kept in the index
+ *   state []                    for each layer null or {name: [dtype, [shape]]}, dtype as "F32" or
+ *                               "BF16": the tensors that sqz_build_add_state() will bring
  *   replace false               an existing file
  *   dry_run false               make no file: only the result is wanted
  *
@@ -80,16 +84,24 @@ SQZ_API sqz_status sqz_build_create(const char* path, const char* model, const i
 
 /* Takes the next layer. All tensors are contiguous, f32, f16 or bf16, and borrowed for the call.
  *
- * keys, values: [Hkv, N, d], keys after RoPE, in host memory; or, if the build takes that, both in
- * one dtype in the memory of its GPU, where all work on them has ended.
- * queries: [Hq, tail, d] in host memory, after RoPE: those of the last tokens of the context, which
- * calibrate. Null is fine for layers with a sliding window, and for pages.
+ * keys: [Hkv, N, d] after RoPE, values: [Hkv, N, dv], with the heads and dimensions of the layer,
+ * in host memory; or, if the build takes that, both in one dtype in the memory of its GPU, where
+ * all work on them has ended. Of a recent layer (sliding or chunked) N may be the last tokens
+ * alone, those that a query behind the context sees. queries: [Hq, tail, d] in host memory, after
+ * RoPE: those of the last tokens of the context, which calibrate. Null is fine for recent layers,
+ * and for pages.
  *
  * SQZ_NUMERIC names layer, KV head and token of a number that is NaN, infinite or beyond the stored
  * type. After an error only sqz_build_destroy() is left. */
 SQZ_API sqz_status sqz_build_add_layer(sqz_build* build, const sqz_tensor* keys,
                                        const sqz_tensor* values, const sqz_tensor* queries,
                                        const sqz_progress* progress);
+
+/* Takes a tensor of the engine's own cache of a layer behind the context's last token: contiguous,
+ * of any dtype, in host memory. `name` and its shape as in the option `state`. The bytes are kept
+ * as they are. In any order, each once. */
+SQZ_API sqz_status sqz_build_add_state(sqz_build* build, int64_t layer, const char* name,
+                                       const sqz_tensor* tensor);
 
 /* Calibrates, and publishes the file. To be called once, after the last layer.
  * Result: path, tokens, clustered, clusters, pages, bytes, build_id, engine, fingerprint (of the

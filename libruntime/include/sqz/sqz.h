@@ -149,7 +149,7 @@ typedef struct sqz_index_info {
   int64_t tokens;     /* N, length of the fixed context: the next token's position is N */
   int64_t sink, tail; /* first and last tokens, always attended exactly */
   int64_t layers;
-  int64_t query_heads;    /* Hq */
+  int64_t query_heads;    /* Hq; this and the next two are of full layers, see sqz_layer_info */
   int64_t kv_heads;       /* Hkv */
   int64_t head_dim;       /* d */
   int64_t levels;         /* of the centroid tree; 0 = pages, or every layer is dense */
@@ -171,6 +171,37 @@ typedef struct sqz_index_info {
 } sqz_index_info;
 
 SQZ_API sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info);
+
+typedef enum sqz_layer_kind {
+  SQZ_LAYER_FULL = 0, /* serves every token of the context */
+  SQZ_LAYER_RECENT =
+      1, /* a sliding or chunked layer: it holds the last tokens, and reads them all */
+  SQZ_LAYER_STATE = 2,  /* no keys: tensors of the engine's own cache, for sqz_index_state() */
+  SQZ_LAYER_SHARED = 3, /* it is served, and counted in the stats, as layer `of` */
+  SQZ_LAYER_NONE = 4    /* the index holds nothing of it */
+} sqz_layer_kind;
+
+typedef struct sqz_layer_info {
+  uint32_t struct_size; /* in: sizeof(sqz_layer_info) */
+  int32_t kind;         /* sqz_layer_kind; the next six are of full, recent and shared layers */
+  int64_t query_heads, kv_heads;
+  int64_t head_dim, value_dim; /* of queries and keys; of values and outputs */
+  int64_t window;              /* a query sees so many tokens, its own included; 0 = no limit */
+  int64_t chunk;  /* a query sees the tokens of its chunk of so many positions; 0 = no chunks */
+  int64_t of;     /* the layer whose keys and values it uses; -1 = its own */
+  int64_t states; /* tensors of sqz_index_state() */
+  double attention_scale;
+} sqz_layer_info;
+
+/* layer: 0 .. layers - 1. */
+SQZ_API sqz_status sqz_index_describe_layer(const sqz_index* index, int64_t layer,
+                                            sqz_layer_info* info);
+
+/* State tensor `number`, 0 .. states - 1, of a layer: what an engine's cache holds behind the
+ * context's last token. name and the view's data and shape belong to the index; the bytes are those
+ * of the mapped file, and are not to be written. */
+SQZ_API sqz_status sqz_index_state(const sqz_index* index, int64_t layer, int64_t number,
+                                   const char** name, sqz_tensor* view);
 
 /* Checks every checksum and invariant; reads the whole file, on all cores. If there is a problem,
  * it returns SQZ_CORRUPT, and sqz_last_error() has the first one. */
