@@ -16,7 +16,9 @@ import sys
 
 import numpy as np
 
-WIDTH = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "U32": 4, "F32": 4}
+WIDTH = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4, "I32": 4, "F32": 4,
+         "U64": 8, "I64": 8, "F64": 8}
+LETTERS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 problems = []
 
 
@@ -173,12 +175,24 @@ def check_buckets(index, layer, head, slots):
           f"layers.{layer}.positions: head {head}: a bucket that is not in token order")
 
 
+def last_tokens(own, window, n, version):
+    """Tokens at the end of the context that a layer without clusters stores."""
+    if own.get("kind") in ("state", "shared", "none"):
+        return 0
+    if own.get("chunk"):
+        return n % own["chunk"]
+    return min(n, window - (version > 3)) if window else n
+
+
 def check_layer(index, layer, policy):
     meta, prefix = index.metadata, f"layers.{layer}."
-    heads, dim = (json.loads(meta["model"])[k] for k in ("kv_heads", "head_dim"))
+    model = json.loads(meta["model"])
+    own = (model.get("geometry") or [None] * model["layers"])[layer] or {}
+    heads, dim = (own.get(k, model[k]) for k in ("kv_heads", "head_dim"))
+    value_dim = own.get("value_dim", dim)
     n, sink, tail, levels = (int(meta[k]) for k in ("tokens", "sink", "tail", "levels"))
     slots = 0 if policy["dense"] else policy.get("kept", n - sink - tail)
-    exact = sink + tail if slots else min(policy["window"] or n, n)
+    exact = sink + tail if slots else last_tokens(own, policy["window"], n, int(meta["format_version"]))
     clusters = [index.tensors[f"{prefix}level.{k}.centroids"]["shape"][1]
                 for k in range(1, levels + 1)] if slots else []
     size = int(meta["page_size"]) if meta["partition"] == "pages" else 0
@@ -194,19 +208,23 @@ def check_layer(index, layer, policy):
         want[f"level.{k}.centroids"] = [heads, count, dim]
         want[f"level.{k}.offsets"] = [heads, count + 1]
         if meta["value_means"] == "true":
-            want[f"level.{k}.value_means"] = [heads, count, dim]
+            want[f"level.{k}.value_means"] = [heads, count, value_dim]
     if slots:
         want["positions"] = [heads, slots]
         if meta.get("heavy_hitters") == "true":
             want["heavy"] = [heads, slots]
         rows = "16" if policy.get("rows") else meta.get("rows", "16")
-        want["keys"] = want["values"] = [heads, slots, dim]
+        want["keys"], want["values"] = [heads, slots, dim], [heads, slots, value_dim]
         if rows != "16":
             want["keys.scales"] = want["values.scales"] = [heads, slots]
     if exact:
-        want["exact.keys"] = want["exact.values"] = [heads, exact, dim]
+        want["exact.keys"], want["exact.values"] = [heads, exact, dim], [heads, exact, value_dim]
     found = {name[len(prefix):]: t["shape"] for name, t in index.tensors.items()
              if name.startswith(prefix) and ".key_codes" not in name}  # of older files
+    state = {name for name in found if name.startswith("state.")}
+    check(not state or own.get("kind") not in ("shared", "none"), f"{prefix[:-1]}: state in a layer without any")
+    check(all(set(name[6:]) <= LETTERS and name[6:] for name in state), f"{prefix[:-1]}: a bad name in {state}")
+    found = {name: shape for name, shape in found.items() if name not in state}
     if not check(found == want, f"{prefix[:-1]}: tensors {found}, expected {want}"):
         return
     for name in want:
