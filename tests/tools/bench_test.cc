@@ -88,14 +88,6 @@ TEST_F(BenchTool, SavesAndServesIndexes) {
   }
 }
 
-TEST_F(BenchTool, ClustersByEachEngine) {
-  auto found = rows({"kmeans", "--clusters=.02"});
-  const Json row = found["kmeans/faiss"];
-  ASSERT_TRUE(row.contains("mean_cosine")) << found.size();
-  EXPECT_GT(row["mean_cosine"], 0.3);
-  EXPECT_LE(row["mean_cosine"], 1.0);
-}
-
 TEST_F(BenchTool, BadInput) {
   write_all(path("text.sqz"), "no index");
   const struct {
@@ -109,6 +101,7 @@ TEST_F(BenchTool, BadInput) {
       {{"attend", "--selector=saap", "--buckets=9999"}, 2, "--buckets: found 9999"},
       {{"attend", "--heads=7"}, 2, "--heads: found 7, expected a multiple of --kv-heads 2"},
       {{"attend", "--device=tpu"}, 2, "--device: found tpu"},
+      {{"kmeans"}, 2, "--device: found cpu, expected cuda or cuda:N"},
       {{"attend", "--device=cuda:99"}, 2, "--device: "},  // no such GPU, or built without CUDA
       {{"attend", "--sparsity=.9"}, 2, "--sparsity"},
       {{"attend", "--benchmark_colour=no"}, 2, "--benchmark_colour"},

@@ -1,4 +1,4 @@
-// sqz-bench: times attention from an index, and the engines that cluster one.
+// sqz-bench: times attention from an index, and k-means on a GPU.
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
@@ -139,7 +139,7 @@ Result<std::shared_ptr<const Device>> make_device(const Options& o) {
 
 Status run_benchmarks(const std::string& command, Options o, std::vector<std::string> rest) {
   o.attention.prompt = command == "prefill";
-  o.attention.made.threads = o.kmeans.threads = limited_threads(o.threads);
+  o.attention.made.threads = limited_threads(o.threads);
   o.attention.made.seed = o.kmeans.seed = o.seed;
   SQZ_RETURN_IF_ERROR(check_shape(o.attention.made));
   for (const std::string& option : rest) {
@@ -149,10 +149,15 @@ Status run_benchmarks(const std::string& command, Options o, std::vector<std::st
   }
   SQZ_ASSIGN_OR_RETURN(const auto device, make_device(o));
   benchmark::AddCustomContext("kernels", cpu_kernels().name);
-  benchmark::AddCustomContext("threads", concat(o.kmeans.threads));
+  benchmark::AddCustomContext("threads", concat(o.attention.made.threads));
   benchmark::AddCustomContext("sqz", sqz_version());
-  SQZ_RETURN_IF_ERROR(command == "kmeans" ? add_kmeans(o.kmeans, device)
-                                          : add_attention(o.attention, device));
+  if (command != "kmeans") {
+    SQZ_RETURN_IF_ERROR(add_attention(o.attention, device));
+  } else if (device->number() >= 0) {
+    add_kmeans(o.kmeans, device);
+  } else {
+    return {Code::kInvalidArgument, bad_field("options", "--device", o.device, "cuda or cuda:N")};
+  }
   rest.insert(rest.begin(), "sqz-bench");
   std::vector<char*> argv;
   for (std::string& option : rest) argv.push_back(option.data());
@@ -170,7 +175,7 @@ Status run_benchmarks(const std::string& command, Options o, std::vector<std::st
 
 int main_of(int argc, char** argv) {
   spdlog::set_default_logger(spdlog::stderr_color_mt("sqz-bench"));
-  CLI::App app("Times attention from an index, dense and sparse, and k-means on this machine.",
+  CLI::App app("Times attention from an index, dense and sparse, and k-means on a GPU.",
                "sqz-bench");
   app.set_version_flag("--version", concat("sqz-bench ", SQZ_VERSION));
   app.require_subcommand(1)->footer(kHelp);
@@ -185,7 +190,7 @@ int main_of(int argc, char** argv) {
   add_list(*sub, "--queries", prefill.attention.queries, whole_number(1), "Tokens of the prompt");
   add_list(*sub, "--block", prefill.attention.block, whole_number(0),
            "Tokens that share a selection; 0 = all");
-  sub = app.add_subcommand("kmeans", "The clustering of a layer's keys");
+  sub = app.add_subcommand("kmeans", "The clustering of a layer's keys, on a GPU");
   KmeansOptions& k = kmeans.kmeans;
   add_common(*sub, kmeans, k.points, k.heads, k.dim);
   add_one(*sub, "--clusters", k.clusters, real_number(1e-6, 1), "Clusters a key");

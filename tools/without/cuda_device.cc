@@ -9,6 +9,6 @@ Result<std::unique_ptr<Device>> make_gpu(int /*number*/, const std::string& /*ca
                 "--device cpu");
 }
 
-void add_kmeans_kernels(const KmeansOptions& /*options*/, std::shared_ptr<const Device> /*gpu*/) {}
+void add_kmeans(const KmeansOptions& /*options*/, std::shared_ptr<const Device> /*gpu*/) {}
 
 }  // namespace sqz::bench
