@@ -47,6 +47,8 @@ class RowAttention {
         out_(out),
         dim_(keys_.dim),
         d32_(padded_dim(dim_)),
+        value_dim_(keys_.value_dim),
+        v32_(padded_dim(value_dim_)),
         b_(workspace.buffers_),
         spans_(workspace.spans_.data()),
         pointers_(workspace.pointers_.data()),
@@ -109,14 +111,14 @@ class RowAttention {
 
   // Pointers to the step's rows: keys [step.keys], then values.
   void point(const Step& step) {
-    const int64_t row_bytes = dim_ * dtype_size(keys_.dtype);
+    const int64_t size = dtype_size(keys_.dtype);
     const void** key = pointers_;
     const void** value = pointers_ + step.keys;
     for (int s = 0; s < step.span_count; ++s) {
       const KeyRows& rows = spans_[s].rows;
       for (int64_t i = 0; i < spans_[s].count; ++i) {
-        *key++ = rows.keys + i * row_bytes;
-        *value++ = rows.values + i * row_bytes;
+        *key++ = rows.keys + i * dim_ * size;
+        *value++ = rows.values + i * value_dim_ * size;
       }
     }
   }
@@ -131,11 +133,11 @@ class RowAttention {
     pack_queries();
     std::fill(out_.maximum, out_.maximum + rows, kLowest);
     std::fill(out_.sum, out_.sum + rows, 0.0f);
-    std::fill(b_.accumulator, b_.accumulator + rows * d32_, 0.0f);
+    std::fill(b_.accumulator, b_.accumulator + rows * v32_, 0.0f);
     KeyCursor cursor(work_.sequence, work_.begin, work_.end);
     Step step;
     if (products_ != nullptr) {
-      std::fill(b_.coded, b_.coded + rows * d32_, 0.0f);
+      std::fill(b_.coded, b_.coded + rows * v32_, 0.0f);
       products_->load_few(work_.queries, rows, keys_.dtype);
     }
     while (collect(cursor, kStreamKeys, step)) {
@@ -146,13 +148,13 @@ class RowAttention {
       point(step);
       stream_logits(step);
       k_.accumulate(keys_.dtype, b_.logits, kStreamKeys, rows, pointers_ + step.keys, step.keys,
-                    dim_, b_.accumulator, ahead(step, step.keys));
+                    value_dim_, b_.accumulator, ahead(step, step.keys));
     }
-    k_.unpack(keys_.dtype, b_.accumulator, rows, dim_, out_.values, dim_);
+    k_.unpack(keys_.dtype, b_.accumulator, rows, value_dim_, out_.values, value_dim_);
     if (products_ == nullptr) return;
     for (int64_t r = 0; r < rows; ++r) {
-      k_.unpack(DType::kI8, b_.coded + r * d32_, 1, dim_, b_.shares, dim_);
-      for (int64_t c = 0; c < dim_; ++c) out_.values[r * dim_ + c] += b_.shares[c];
+      k_.unpack(DType::kI8, b_.coded + r * v32_, 1, value_dim_, b_.shares, value_dim_);
+      for (int64_t c = 0; c < value_dim_; ++c) out_.values[r * value_dim_ + c] += b_.shares[c];
     }
   }
 
@@ -186,15 +188,15 @@ class RowAttention {
       ++cluster;
     });
     const auto means = products_->stored_means(keys_.coded_values, spans);
-    k_.accumulate(keys_.dtype, b_.shares, kStreamKeys, rows, means.data(), std::ssize(means), dim_,
-                  b_.accumulator, {});
+    k_.accumulate(keys_.dtype, b_.shares, kStreamKeys, rows, means.data(), std::ssize(means),
+                  value_dim_, b_.accumulator, {});
     const CodedProducts::Rows values = products_->rows_of(keys_.coded_values, spans);
     for (int64_t r = 0; r < rows; ++r) {
       float* row = b_.logits + r * kStreamKeys;
       for (int64_t j = 0; j < values.count; ++j) row[j] *= values.scales[j];
     }
-    k_.accumulate(DType::kI8, b_.logits, kStreamKeys, rows, values.numbers, values.count, dim_,
-                  b_.coded, {CodedProducts::kAhead, values.count});
+    k_.accumulate(DType::kI8, b_.logits, kStreamKeys, rows, values.numbers, values.count,
+                  value_dim_, b_.coded, {CodedProducts::kAhead, values.count});
   }
 
   void pack_queries() {
@@ -228,17 +230,18 @@ class RowAttention {
       const float factor = k_.softmax_row(b_.logits + r * kStreamKeys, n, scale, finite,
                                           &out_.maximum[r], &out_.sum[r]);
       if (factor == 1.0f) continue;
-      k_.scale(b_.accumulator + r * d32_, d32_, factor);
-      if (products_ != nullptr) k_.scale(b_.coded + r * d32_, d32_, factor);
+      k_.scale(b_.accumulator + r * v32_, v32_, factor);
+      if (products_ != nullptr) k_.scale(b_.coded + r * v32_, v32_, factor);
     }
   }
 
   void load(const Step& step, bool values) {
     float* to = b_.keys;
+    const int64_t dim = values ? value_dim_ : dim_;
     for (int s = 0; s < step.span_count; ++s) {
       const KeySpan& span = spans_[s];
-      k_.to_float(keys_.dtype, values ? span.rows.values : span.rows.keys, span.count, dim_, to);
-      to += span.count * d32_;
+      k_.to_float(keys_.dtype, values ? span.rows.values : span.rows.keys, span.count, dim, to);
+      to += span.count * padded_dim(dim);
     }
   }
 
@@ -274,9 +277,9 @@ class RowAttention {
     transpose_queries(lanes);
     std::fill(b_.maximum, b_.maximum + lanes, kLowest);
     std::fill(b_.sum, b_.sum + lanes, 0.0f);
-    std::fill(b_.accumulator, b_.accumulator + dim_ * lanes, 0.0f);
+    std::fill(b_.accumulator, b_.accumulator + value_dim_ * lanes, 0.0f);
     if (products_ != nullptr) {
-      std::fill(b_.coded, b_.coded + dim_ * lanes, 0.0f);
+      std::fill(b_.coded, b_.coded + value_dim_ * lanes, 0.0f);
       products_->load_many(work_.queries, rows, lanes);
     }
     KeyCursor cursor(work_.sequence, work_.begin, work_.end);
@@ -288,21 +291,21 @@ class RowAttention {
       k_.softmax_lanes(b_.logits, keys, lanes, work_.scale, !hidden, b_.maximum, b_.sum, b_.factor);
       const bool same =
           std::all_of(b_.factor, b_.factor + lanes, [](float f) { return f == 1.0f; });
-      if (!same) k_.scale_lanes(b_.accumulator, dim_, lanes, b_.factor);
-      if (!same && products_ != nullptr) k_.scale_lanes(b_.coded, dim_, lanes, b_.factor);
+      if (!same) k_.scale_lanes(b_.accumulator, value_dim_, lanes, b_.factor);
+      if (!same && products_ != nullptr) k_.scale_lanes(b_.coded, value_dim_, lanes, b_.factor);
       if (step.coded != nullptr) {
         tile_coded(step, lanes);
         continue;
       }
       load(step, true);
-      k_.multiply(b_.keys, 1, d32_, b_.logits, b_.accumulator, dim_, keys, lanes, true);
+      k_.multiply(b_.keys, 1, v32_, b_.logits, b_.accumulator, value_dim_, keys, lanes, true);
     }
     for (int64_t r = 0; r < rows; ++r) {
       out_.maximum[r] = b_.maximum[r];
       out_.sum[r] = b_.sum[r];
-      for (int64_t c = 0; c < dim_; ++c) {
+      for (int64_t c = 0; c < value_dim_; ++c) {
         const float coded = products_ != nullptr ? b_.coded[c * lanes + r] : 0.0f;
-        out_.values[r * dim_ + c] = b_.accumulator[c * lanes + r] + coded;
+        out_.values[r * value_dim_ + c] = b_.accumulator[c * lanes + r] + coded;
       }
     }
   }
@@ -318,18 +321,18 @@ class RowAttention {
       }
       share += lanes;
     }
-    k_.multiply(products_->means_of(keys_.coded_values, spans), 1, d32_, b_.shares, b_.accumulator,
-                dim_, std::ssize(spans), lanes, true);
-    k_.multiply(products_->scaled_rows(keys_.coded_values, spans), 1, d32_, b_.logits, b_.coded,
-                dim_, step.keys, lanes, true);
+    k_.multiply(products_->means_of(keys_.coded_values, spans), 1, v32_, b_.shares, b_.accumulator,
+                value_dim_, std::ssize(spans), lanes, true);
+    k_.multiply(products_->scaled_rows(keys_.coded_values, spans), 1, v32_, b_.logits, b_.coded,
+                value_dim_, step.keys, lanes, true);
   }
 
   const CpuKernels& k_;
   const AttendRows& work_;
   const HeadKeys& keys_;
   const PartialRows& out_;
-  int64_t dim_;
-  int64_t d32_;
+  int64_t dim_, d32_;
+  int64_t value_dim_, v32_;
   const AttendWorkspace::Buffers& b_;
   KeySpan* spans_;           // [kMostKeys] of the step
   const void** pointers_;    // [2 kMostKeys]
@@ -339,15 +342,15 @@ class RowAttention {
 };
 
 HeadKeys head_keys(const LayerView& view, int64_t head) {
-  const int64_t row_bytes = view.head_dim * dtype_size(view.dtype);
   const auto rows = [&](const void* keys, const void* values, int64_t count) {
-    const int64_t bytes = head * count * row_bytes;
-    return KeyRows{static_cast<const std::byte*>(keys) + bytes,
-                   static_cast<const std::byte*>(values) + bytes};
+    const int64_t before = head * count * dtype_size(view.dtype);
+    return KeyRows{static_cast<const std::byte*>(keys) + before * view.head_dim,
+                   static_cast<const std::byte*>(values) + before * view.value_dim};
   };
   HeadKeys out;
   out.dtype = view.dtype;
   out.dim = view.head_dim;
+  out.value_dim = view.value_dim;
   out.exact_count = view.exact;
   if (view.exact > 0) out.exact = rows(view.exact_keys, view.exact_values, view.exact);
   if (view.keys != nullptr) out.slots = rows(view.keys, view.values, view.slots);
@@ -357,23 +360,23 @@ HeadKeys head_keys(const LayerView& view, int64_t head) {
   return out;
 }
 
-AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool coded)
+AttendWorkspace::AttendWorkspace(const CpuKernels& kernels, int64_t dim, int64_t widest, bool coded)
     : spans_(kMostKeys), pointers_(2 * kMostKeys), slots_(kMostKeys) {
   const auto take = [&](int64_t count) {
     return floats_.emplace_back(std::make_unique<float[]>(static_cast<size_t>(count))).get();
   };
-  const int64_t rows = padded_dim(dim) * kTileRows;
+  const int64_t rows = padded_dim(widest) * kTileRows;
   const int64_t logits = std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows);
   buffers_ = {.queries = take(rows),
               .accumulator = take(rows),
               .logits = take(logits),
-              .keys = take(kTileKeys * padded_dim(dim)),
+              .keys = take(kTileKeys * padded_dim(widest)),
               .maximum = take(kTileRows),
               .sum = take(kTileRows),
               .factor = take(kTileRows),
               .shares = take(logits),
               .coded = take(rows)};
-  if (coded) products_.emplace(kernels, dim);
+  if (coded) products_.emplace(kernels, dim, widest);
 }
 
 void attend_rows(const CpuKernels& kernels, const AttendRows& work, AttendWorkspace& workspace,
@@ -441,22 +444,25 @@ void store_floats(DType dtype, const float* in, int64_t count, void* out) {
 }
 
 void merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,
-                const void* out_b, const ConstLseRows& lse_b) {
+                const void* out_b, const ConstLseRows& lse_b, const Sinks& sinks) {
   with_elements(dtype, [&](auto* type) {
     using Element = std::remove_pointer_t<decltype(type)>;
     auto* a = static_cast<Element*>(out_a);
     const auto* b = static_cast<const Element*>(out_b);
     for (int64_t r = 0; r < rows; ++r) {
       const bool sound = lse_a[r] < INFINITY && lse_b[r] < INFINITY;  // false for a NaN
-      if (sound && lse_b[r] == kMinusInfinity) continue;
-      const float maximum = std::max(lse_a[r], lse_b[r]);
-      const float sum = std::exp(lse_a[r] - maximum) + std::exp(lse_b[r] - maximum);
+      const float sink = sinks.data == nullptr ? kMinusInfinity : sinks.data[r % sinks.heads];
+      if (sound && lse_b[r] == kMinusInfinity && sink == kMinusInfinity) continue;
+      const float maximum = std::max({lse_a[r], lse_b[r], sink});
+      const float both = std::exp(lse_a[r] - maximum) + std::exp(lse_b[r] - maximum);
+      const float sum = both + std::exp(sink - maximum);
       const float share_a = std::exp(lse_a[r] - maximum) / sum;
       const float share_b = std::exp(lse_b[r] - maximum) / sum;
       for (int64_t i = r * dim; i < (r + 1) * dim; ++i) {
         // An empty side may hold anything: its 0 * NaN must not count.
         const float from_a = share_a == 0 ? 0.0f : share_a * to_float(a[i]);
-        store(sound ? from_a + share_b * to_float(b[i]) : NAN, a[i]);
+        const float from_b = share_b == 0 ? 0.0f : share_b * to_float(b[i]);
+        store(sound ? from_a + from_b : NAN, a[i]);
       }
       lse_a[r] = sound ? maximum + std::log(sum) : NAN;
     }

@@ -21,7 +21,7 @@ inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 struct PartialRows {
   float* maximum = nullptr;  // [rows]
   float* sum = nullptr;      // [rows]
-  float* values = nullptr;   // [rows, d]
+  float* values = nullptr;   // [rows, dv]
 };
 
 struct AttendRows {
@@ -36,14 +36,15 @@ struct AttendRows {
 
 class AttendWorkspace {
  public:
-  // coded: with memory for rows of codes.
-  AttendWorkspace(const CpuKernels& kernels, int64_t dim, bool coded);
+  // widest: the most d or dv of a layer. coded: with memory for rows of codes, whose keys have
+  // `dim`.
+  AttendWorkspace(const CpuKernels& kernels, int64_t dim, int64_t widest, bool coded);
 
  private:
   friend class RowAttention;
   struct Buffers {
     float* queries;      // stream: packed [kFewRows, d32]; tile: transposed [d32, kTileRows]
-    float* accumulator;  // the same shapes
+    float* accumulator;  // the same shapes, of dv
     float* logits;       // stream: [rows, keys of a step]; tile: the other way round
     float* keys;         // [kTileKeys, d32]: keys, then values
     float* maximum;      // [kTileRows]
@@ -87,8 +88,8 @@ bool to_finite_floats(DType dtype, const void* in, int64_t count, float* out);
 void store_floats(DType dtype, const float* in, int64_t count, void* out);
 
 // Merges finished state b into a, [rows, dim]; lse -infinity means "no keys". A row whose lse is
-// NaN or +infinity becomes NaN.
+// NaN or +infinity becomes NaN. Sinks are attended to as well.
 void merge_rows(DType dtype, int64_t rows, int64_t dim, void* out_a, const LseRows& lse_a,
-                const void* out_b, const ConstLseRows& lse_b);
+                const void* out_b, const ConstLseRows& lse_b, const Sinks& sinks = {});
 
 }  // namespace sqz

@@ -31,16 +31,17 @@ CodedHead coded_head(const LayerView& view, const CodedRows& rows, bool values, 
   if (view.levels == 0) return {};
   const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
   const void* means = values ? finest.value_means : finest.centroids;
-  return {.rows = rows.from_head(head, view.slots, view.head_dim),
+  const int64_t dim = values ? view.value_dim : view.head_dim;
+  return {.rows = rows.from_head(head, view.slots, dim),
           .dtype = view.dtype,
-          .dim = view.head_dim,
+          .dim = dim,
           .means = static_cast<const std::byte*>(means) +
-                   head * finest.clusters * view.head_dim * dtype_size(view.dtype),
+                   head * finest.clusters * dim * dtype_size(view.dtype),
           .offsets = finest.offsets + head * (finest.clusters + 1),
           .clusters = finest.clusters};
 }
 
-CodedProducts::CodedProducts(const CpuKernels& kernels, int64_t dim)
+CodedProducts::CodedProducts(const CpuKernels& kernels, int64_t dim, int64_t widest)
     : kernels_(&kernels),
       dim_(dim),
       d32_(padded_dim(dim)),
@@ -48,7 +49,7 @@ CodedProducts::CodedProducts(const CpuKernels& kernels, int64_t dim)
       query_numbers_(static_cast<size_t>(d32_ * kFewRows)),
       for_means_(queries_.size()),
       products_(static_cast<size_t>(std::max(kFewRows * kStreamKeys, kTileKeys * kTileRows))),
-      floats_(static_cast<size_t>(kTileKeys * d32_)),
+      floats_(static_cast<size_t>(kTileKeys * padded_dim(widest))),
       mean_floats_(floats_.size()),
       scales_(static_cast<size_t>(kStreamKeys)),
       pointers_(static_cast<size_t>(2 * kStreamKeys)),
@@ -84,8 +85,8 @@ CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head,
     prefetch_row(head.rows.scales, 2 * span.first, 2 * span.first + 1);
   int64_t n = 0;
   for (const CodedSpan& span : spans) {
-    const std::byte* codes = head.rows.codes + span.first * dim_;
-    for (int64_t i = 0; i < span.count; ++i) pointers_[n + i] = codes + i * dim_;
+    const std::byte* codes = head.rows.codes + span.first * head.dim;
+    for (int64_t i = 0; i < span.count; ++i) pointers_[n + i] = codes + i * head.dim;
     load_scales(head, span.first, span.count, scales_.data() + n);
     n += span.count;
   }
@@ -95,9 +96,9 @@ CodedProducts::Rows CodedProducts::rows_of(const CodedHead& head,
 const float* CodedProducts::scaled_rows(const CodedHead& head, std::span<const CodedSpan> spans) {
   const Rows rows = rows_of(head, spans);
   for (int64_t j = 0; j < rows.count; ++j) {
-    float* to = floats_.data() + j * d32_;
-    kernels_->to_float(DType::kI8, rows.numbers[j], 1, dim_, to);
-    for (int64_t c = 0; c < d32_; ++c) to[c] *= rows.scales[j];
+    float* to = floats_.data() + j * padded_dim(head.dim);
+    kernels_->to_float(DType::kI8, rows.numbers[j], 1, head.dim, to);
+    for (int64_t c = 0; c < padded_dim(head.dim); ++c) to[c] *= rows.scales[j];
   }
   return floats_.data();
 }
@@ -115,9 +116,9 @@ std::span<const void* const> CodedProducts::stored_means(const CodedHead& head,
 Ahead CodedProducts::ask_early(const CodedHead& next, std::span<const CodedSpan> spans, int64_t n) {
   const void** to = pointers_.data() + n;
   for (const CodedSpan& span : spans) {
-    const std::byte* codes = next.rows.codes + span.first * dim_;
+    const std::byte* codes = next.rows.codes + span.first * next.dim;
     prefetch_row(next.rows.scales, 2 * span.first, 2 * span.first + 1);
-    for (int64_t i = 0; i < span.count; ++i) *to++ = codes + i * dim_;
+    for (int64_t i = 0; i < span.count; ++i) *to++ = codes + i * next.dim;
   }
   return {kAhead, 2 * n};
 }
@@ -125,8 +126,8 @@ Ahead CodedProducts::ask_early(const CodedHead& next, std::span<const CodedSpan>
 const float* CodedProducts::means_of(const CodedHead& head, std::span<const CodedSpan> spans) {
   float* to = mean_floats_.data();
   for (const CodedSpan& span : spans) {
-    kernels_->to_float(head.dtype, head.mean(span.cluster), 1, dim_, to);
-    to += d32_;
+    kernels_->to_float(head.dtype, head.mean(span.cluster), 1, head.dim, to);
+    to += padded_dim(head.dim);
   }
   return mean_floats_.data();
 }

@@ -73,7 +73,8 @@ class CodedProducts {
   static constexpr int64_t kTileKeys = 64;     // and of many()
   static constexpr int64_t kAhead = 48;        // scattered rows asked into the cache early
 
-  CodedProducts(const CpuKernels& kernels, int64_t dim);
+  // dim: of queries and keys. widest: the most d or dv of any rows.
+  CodedProducts(const CpuKernels& kernels, int64_t dim, int64_t widest);
 
   // Sets the queries of later calls: at most kFewRows for few(), at most kTileRows for many().
   // `lanes` is their number rounded up to kLanePad.
@@ -115,7 +116,7 @@ class CodedProducts {
   float query_scales_[kFewRows];
   std::vector<float> for_means_;  // packed
   std::vector<float> products_;   // of means: [kFewRows][kStreamKeys] or [kTileKeys][lanes]
-  std::vector<float> floats_, mean_floats_;  // [kTileKeys][d32]
+  std::vector<float> floats_, mean_floats_;  // [kTileKeys][padded_dim]
   std::vector<float> scales_;                // [kStreamKeys]
   std::vector<const void*> pointers_, mean_pointers_;
 };

@@ -12,7 +12,7 @@
 
 namespace sqz {
 
-// Rows as stored, [count, d].
+// Rows as stored: keys [count, d], values [count, dv].
 struct KeyRows {
   const std::byte* keys = nullptr;
   const std::byte* values = nullptr;
@@ -21,7 +21,7 @@ struct KeyRows {
 // Where a layer keeps the rows of one KV head.
 struct HeadKeys {
   DType dtype = DType::kBF16;
-  int64_t dim = 0;
+  int64_t dim = 0, value_dim = 0;
   KeyRows exact;
   int64_t exact_count = 0;
   KeyRows slots;                       // rows of 16 bits, or
@@ -108,8 +108,8 @@ class KeyCursor {
   }
 
   KeyRows at(const KeyRows& rows, int64_t row) const {
-    const int64_t bytes = row * keys_.dim * dtype_size(keys_.dtype);
-    return {rows.keys + bytes, rows.values + bytes};
+    const int64_t before = row * dtype_size(keys_.dtype);
+    return {rows.keys + before * keys_.dim, rows.values + before * keys_.value_dim};
   }
 
   const HeadKeys& keys_;

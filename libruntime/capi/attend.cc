@@ -64,6 +64,11 @@ sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tens
 
 sqz_status sqz_merge_states_on(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
                                const sqz_tensor* lse_b, void* stream) {
+  return sqz_merge_states_with(out_a, lse_a, out_b, lse_b, nullptr, stream);
+}
+
+sqz_status sqz_merge_states_with(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
+                                 const sqz_tensor* lse_b, const sqz_tensor* sinks, void* stream) {
   return fence([&]() -> Status {
     using sqz::capi::check_tensor, sqz::capi::check_lse;
     const bool cuda = out_a != nullptr && out_a->device_type == kCuda;
@@ -80,12 +85,21 @@ sqz_status sqz_merge_states_on(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_t
     SQZ_RETURN_IF_ERROR(sqz::capi::check_disjoint(a, "out_a", lb.tensor, "lse_b"));
     SQZ_RETURN_IF_ERROR(sqz::capi::check_disjoint(b, "out_b", la.tensor, "lse_a"));
     if (a.dtype != b.dtype) return invalid("out_b: found another dtype, expected that of out_a");
+    sqz::Sinks own;
+    if (sinks != nullptr) {
+      SQZ_ASSIGN_OR_RETURN(const auto s, check_tensor(sinks, "sinks", {heads}, device));
+      if (s.dtype != sqz::DType::kF32) return invalid("sinks: found another dtype, expected f32");
+      own = {static_cast<const float*>(s.data), std::max<int64_t>(heads, 1)};
+    }
     const sqz::ConstLseRows rows_b = lb.rows;
+    if (cuda && sinks != nullptr) {
+      return {sqz::Code::kUnsupported, "sinks: found some on a GPU, expected none"};
+    }
     if (cuda) {
       return sqz::cuda::merge_states(device, a.dtype, tokens * heads, dim, a.data, la.rows, b.data,
                                      rows_b, {}, stream);
     }
-    sqz::merge_rows(a.dtype, tokens * heads, dim, a.data, la.rows, b.data, rows_b);
+    sqz::merge_rows(a.dtype, tokens * heads, dim, a.data, la.rows, b.data, rows_b, own);
     return {};
   });
 }

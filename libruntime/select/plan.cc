@@ -11,7 +11,12 @@ using C = Calibration;
 // In keys and values of 16 bits.
 double units(const LayerView& view, int64_t bytes) {
   return static_cast<double>(bytes) /
-         static_cast<double>(2 * view.head_dim * dtype_size(view.dtype));
+         static_cast<double>((view.head_dim + view.value_dim) * dtype_size(view.dtype));
+}
+
+// The part of a key in a unit: 0.5 where values are as wide as keys.
+double key_share(const LayerView& view) {
+  return units(view, view.head_dim * dtype_size(view.dtype));
 }
 
 // The cost of a clustered key and its value: 1 with 16-bit rows.
@@ -19,12 +24,12 @@ double slot_units(const LayerView& view) {
   return view.coded_keys.bits > 0 ? units(view, view.slot_bytes()) : 1;
 }
 
-// The cost of the tree with `levels` in use. A centroid or a value mean costs half a unit. See
+// The cost of the tree with `levels` in use. A centroid costs as much as a key. See
 // docs/runtime.md, "How much is read".
 ReadingCost cost_of_levels(std::span<const LayerView> layers, const Calibration& calibration,
                            int levels) {
   std::vector<double> clusters(static_cast<size_t>(levels));  // averaged over layers
-  double sparse = 0, slot_cost = 0, coded = 0;
+  double sparse = 0, slot_cost = 0, value_means = 0, centroid = 0;
   double slots = 0, exact = 0;
   for (const LayerView& view : layers) {
     if (view.slots == 0) continue;
@@ -32,7 +37,8 @@ ReadingCost cost_of_levels(std::span<const LayerView> layers, const Calibration&
     slots = static_cast<double>(view.slots);
     exact = static_cast<double>(view.exact);
     slot_cost += slot_units(view);
-    coded += view.coded_keys.bits > 0 ? 1 : 0;
+    centroid += key_share(view);
+    value_means += view.coded_keys.bits > 0 ? 1 - key_share(view) : 0;
     for (int k = 0; k < levels; ++k) {
       clusters[k] += static_cast<double>(view.level[view.levels - levels + k].clusters);
     }
@@ -48,9 +54,9 @@ ReadingCost cost_of_levels(std::span<const LayerView> layers, const Calibration&
     return calibration
         .coarse_keep[calibration.coarse_keep.size() - static_cast<size_t>(levels - k)];
   };
-  for (int k = 0; k < levels; ++k) cost.fixed += 0.5 * survive(k) * clusters[k];
+  for (int k = 0; k < levels; ++k) cost.fixed += centroid / sparse * survive(k) * clusters[k];
   // Rows of codes stand on those of their own clusters.
-  cost.per_keep += 0.5 * (coded / sparse) * clusters.back();
+  cost.per_keep += value_means / sparse * clusters.back();
   return cost;
 }
 
@@ -91,10 +97,11 @@ ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
 
 ReadingCost pages_cost(const SelectorInputs& inputs, const SelectionRequest&, SelectionPlan&) {
   const LayerView& view = *first_sparse(inputs.index.layers);
-  // A page's two bounds cost as much as one key and its value.
+  // A page's two bounds cost as much as two keys.
   const auto slots = static_cast<double>(view.slots), page = static_cast<double>(view.page_size);
   return {.tokens = slots + static_cast<double>(view.exact),
-          .fixed = static_cast<double>(view.exact + view.pages),
+          .fixed = static_cast<double>(view.exact) +
+                   2 * key_share(view) * static_cast<double>(view.pages),
           .per_keep = slots,
           .least_keep = std::min(page / slots, 1.0),
           .fixed_names = "bounds, one page, sink and tail"};

@@ -14,18 +14,24 @@ struct HeadRuns {
 
 class StaticSelector final : public Selector {
  public:
-  StaticSelector(std::vector<HeadRuns> heads, int64_t kv_heads, int64_t exact_skipped)
-      : heads_(std::move(heads)), kv_heads_(kv_heads), exact_skipped_(exact_skipped) {}
+  using Heads = std::vector<std::vector<HeadRuns>>;  // [layers][Hkv]
+
+  StaticSelector(Heads heads, int64_t exact_skipped)
+      : heads_(std::move(heads)), exact_skipped_(exact_skipped) {}
 
   SelectorLimits limits() const override {
     SelectorLimits limits;
-    for (const HeadRuns& head : heads_) limits.read = std::max(limits.read, std::ssize(head.runs));
+    for (const std::vector<HeadRuns>& layer : heads_) {
+      for (const HeadRuns& head : layer) {
+        limits.read = std::max(limits.read, std::ssize(head.runs));
+      }
+    }
     return limits;
   }
 
   Status select(const SelectQuery& query, SelectWorkspace& /*workspace*/,
                 HeadSelection& out) const override {
-    const HeadRuns& head = heads_[query.layer * kv_heads_ + query.kv_head];
+    const HeadRuns& head = heads_[query.layer][query.kv_head];
     out.clear();
     std::copy(head.runs.begin(), head.runs.end(), out.read.room.begin());
     out.read.count = std::ssize(head.runs);
@@ -35,8 +41,8 @@ class StaticSelector final : public Selector {
   }
 
  private:
-  std::vector<HeadRuns> heads_;  // [layer * kv_heads + head]
-  int64_t kv_heads_, exact_skipped_;
+  Heads heads_;
+  int64_t exact_skipped_;
 };
 
 HeadRuns runs_of(std::span<const uint8_t> chosen) {
@@ -108,28 +114,27 @@ std::unique_ptr<Selector> make_static_selector(const SelectorInputs& inputs,
                                                ListKeys* list) {
   const std::span<const LayerView> layers = inputs.index.layers;
   const std::vector<int64_t> keys = layer_keys(plan, first_sparse(layers)->slots);
-  std::vector<HeadRuns> heads;
+  StaticSelector::Heads heads(layers.size());
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     const LayerView& view = layers[layer];
     for (int64_t head = 0; head < view.kv_heads; ++head) {
       std::vector<uint8_t> chosen(static_cast<size_t>(view.slots), 0);
       if (plan.layer_keep[layer] > 0) list({view, head, inputs.metadata.sink, keys[layer]}, chosen);
-      heads.push_back(runs_of(chosen));
+      heads[layer].push_back(runs_of(chosen));
     }
   }
-  return std::make_unique<StaticSelector>(std::move(heads), layers[0].kv_heads, exact_skipped);
+  return std::make_unique<StaticSelector>(std::move(heads), exact_skipped);
 }
 
 std::unique_ptr<Selector> make_dense_selector(const SelectableIndex& index, int64_t exact_skipped) {
-  std::vector<HeadRuns> heads;
+  StaticSelector::Heads heads;
   for (const LayerView& view : index.layers) {
     HeadRuns all;
     all.keys = view.slots;
     if (view.slots > 0) all.runs.push_back({0, static_cast<uint32_t>(view.slots)});
-    heads.insert(heads.end(), static_cast<size_t>(view.kv_heads), all);
+    heads.emplace_back(static_cast<size_t>(view.kv_heads), all);
   }
-  return std::make_unique<StaticSelector>(std::move(heads), index.layers[0].kv_heads,
-                                          exact_skipped);
+  return std::make_unique<StaticSelector>(std::move(heads), exact_skipped);
 }
 
 }  // namespace sqz

@@ -32,21 +32,22 @@ void Counters::add(const Counters& other, uint64_t times) {
 Account::Account(const ServedIndex& index) : index_(index), layers_(index.layers.size()) {}
 
 int64_t Account::bytes_read(const LayerView& view, int64_t head, const HeadSelection& s) const {
-  const int64_t row_bytes = view.head_dim * dtype_size(view.dtype);
+  const int64_t key = view.head_dim * dtype_size(view.dtype);
+  const int64_t value = view.value_dim * dtype_size(view.dtype);
   const int64_t exact = view.exact - s.exact_skipped;
-  int64_t bytes = (2 * exact + s.centroids) * row_bytes + s.read.total * view.slot_bytes();
+  int64_t bytes = exact * (key + value) + s.centroids * key + s.read.total * view.slot_bytes();
   if (view.coded_keys.bits > 0) {
     // Rows of codes need their clusters' means. A selector that scores centroids has read the
     // keys'.
     const CodedHead keys = coded_head(view, view.coded_keys, false, head);
-    bytes += clusters_of(keys, s.read.runs()) * (s.centroids > 0 ? 1 : 2) * row_bytes;
+    bytes += clusters_of(keys, s.read.runs()) * (s.centroids > 0 ? value : key + value);
   }
   return bytes;
 }
 
 void Account::add(int64_t layer, std::span<const HeadSelection> selections, int64_t times) {
   const LayerView& view = index_.layers[layer];
-  const int64_t row_bytes = view.head_dim * dtype_size(view.dtype);
+  const int64_t row_bytes = (view.head_dim + view.value_dim) * dtype_size(view.dtype);
   // Keys that were left out of a pruned layer count as possible, too.
   const bool pruned = view.slots > 0 && index_.metadata().pruned.has_value();
   const int64_t possible = pruned ? index_.metadata().tokens - view.exact : view.slots;
@@ -56,7 +57,7 @@ void Account::add(int64_t layer, std::span<const HeadSelection> selections, int6
     sum.keys_read += selections[i].read.total;
     sum.keys_possible += possible;
     sum.bytes_read += bytes_read(view, head, selections[i]);
-    sum.bytes_dense += 2 * (possible + view.exact) * row_bytes;
+    sum.bytes_dense += (possible + view.exact) * row_bytes;
   }
   sum.selections = selections.size() / static_cast<uint64_t>(view.kv_heads);
   layers_[static_cast<size_t>(layer)].add(sum, static_cast<uint64_t>(times));

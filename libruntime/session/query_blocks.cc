@@ -8,23 +8,27 @@ namespace sqz {
 
 QueryBlocks::QueryBlocks(const ModelDescription& model, int64_t block, int64_t max_tokens,
                          bool before_rope, ThreadPool& pool)
-    : heads_(model.query_heads),
-      dim_(model.head_dim),
-      block_(block),
+    : block_(block),
       pool_(pool),
       rope_(model.rope, model.head_dim),
       finite_(static_cast<size_t>(max_tokens)) {
+  int64_t width = 0;
+  for (int64_t l = 0; l < model.layers; ++l) {
+    width = std::max(width, model.layer(l).query_heads * model.layer(l).head_dim);
+  }
   // Not touched until used, so that memory that a short call does not need costs nothing.
-  converted_.reset(new float[static_cast<size_t>(max_tokens * heads_ * dim_)]);
+  converted_.reset(new float[static_cast<size_t>(max_tokens * width)]);
   if (before_rope) {
-    before_rope_.reset(new float[static_cast<size_t>(max_tokens * heads_ * dim_)]);
-    angles_.reset(new float[static_cast<size_t>(pool.size() * dim_)]);
+    before_rope_.reset(new float[static_cast<size_t>(max_tokens * width)]);
+    angles_.reset(new float[static_cast<size_t>(pool.size() * model.head_dim)]);
   }
   blocks_.reserve(finite_.size());
   not_finite_.reserve(finite_.size());
 }
 
-Status QueryBlocks::load(const AttendCall& call, bool before_rope) {
+Status QueryBlocks::load(const AttendCall& call, const LayerGeometry& layer, bool before_rope) {
+  heads_ = layer.query_heads;
+  dim_ = layer.head_dim;
   if (before_rope && call.q_before_rope == nullptr && call.positions == nullptr) {
     return {Code::kInvalidArgument,
             "positions: found null, expected the tokens' positions, or q_before_rope: the selector "

@@ -23,9 +23,9 @@ class QueryBlocks {
   QueryBlocks(const ModelDescription& model, int64_t block, int64_t max_tokens, bool before_rope,
               ThreadPool& pool);
 
-  // Takes the queries of a call; those from before RoPE are the caller's, or turned back by
-  // positions. kInvalidArgument if they are wanted and the call has neither.
-  Status load(const AttendCall& call, bool before_rope);
+  // Takes the queries of a call to a layer; those from before RoPE are the caller's, or turned back
+  // by positions. kInvalidArgument if they are wanted and the call has neither.
+  Status load(const AttendCall& call, const LayerGeometry& layer, bool before_rope);
 
   // Of the requests whose queries are all finite.
   std::span<const QueryBlock> blocks() const { return blocks_; }
@@ -41,10 +41,11 @@ class QueryBlocks {
  private:
   int64_t row(int64_t token, int64_t head) const { return (token * heads_ + head) * dim_; }
 
-  const int64_t heads_, dim_, block_;
+  const int64_t block_;
+  int64_t heads_ = 0, dim_ = 0;  // of the layer
   ThreadPool& pool_;
   RopeUndo rope_;
-  // [max_tokens, Hq, d]
+  // [max_tokens, Hq, d]; the memory is that of the largest layer
   const float* queries_ = nullptr;  // the caller's, or converted_
   std::unique_ptr<float[]> converted_;
   std::unique_ptr<float[]> before_rope_;

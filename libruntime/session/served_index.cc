@@ -50,11 +50,25 @@ Result<std::shared_ptr<const ServedIndex>> range_of_heads(std::shared_ptr<const 
   part->of_range = index->metadata();
   part->of_range->model.kv_heads = count;
   part->of_range->model.query_heads = count * group;
+  for (LayerGeometry& layer : part->of_range->model.geometry) {
+    if (layer.kv_heads * first % heads != 0 || layer.kv_heads * count % heads != 0) {
+      return Status(Code::kUnsupported,
+                    concat("options.first_kv_head and kv_heads: found ", first, " and ", count,
+                           ", expected a range that divides the ", layer.kv_heads,
+                           " KV heads of every layer"));
+    }
+    layer.query_heads = layer.query_heads * count / heads;
+    layer.kv_heads = layer.kv_heads * count / heads;
+  }
   part->of = std::move(index);
-  const HeadRange range = {first, count, heads};
   // Views point to the whole index, which `of` keeps.
-  for (LayerView& view : part->layers) range.narrow(part->of->metadata(), view);
-  for (LayerTable& table : part->tables) range.narrow(table);
+  for (size_t l = 0; l < part->layers.size(); ++l) {
+    LayerView& view = part->layers[l];
+    const int64_t all = view.kv_heads;
+    const HeadRange range = {first * all / heads, count * all / heads, all};
+    range.narrow(part->of->metadata(), view);
+    range.narrow(part->tables[l]);
+  }
   return std::shared_ptr<const ServedIndex>(std::move(part));
 }
 

@@ -26,6 +26,12 @@ struct ServedIndex {
   int64_t first_head = 0;
   std::optional<IndexMetadata> of_range;
 
+  LayerGeometry geometry(int64_t layer) const { return metadata().model.layer(layer); }
+  // The first of a layer's KV heads, of the whole index: first_head is one of full layers.
+  int64_t first_head_of(int64_t layer) const {
+    const ModelDescription& model = metadata().model;
+    return first_head * model.layer(layer).kv_heads / model.kv_heads;
+  }
   const IndexMetadata& metadata() const { return of_range ? *of_range : file->metadata(); }
   const ServedIndex& whole() const { return of != nullptr ? *of : *this; }
 };

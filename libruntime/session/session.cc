@@ -60,12 +60,6 @@ Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions&
                                                           : max_tokens_),
       account_(*index_) {
   const ModelDescription& model = index_->metadata().model;
-  query_heads_ = model.query_heads;
-  kv_heads_ = model.kv_heads;
-  group_ = model.group_size();
-  dim_ = model.head_dim;
-  scale_ = static_cast<float>(model.attention_scale);
-
   pool_ = options.pool;
   if (pool_ == nullptr) {
     pool_ = std::make_shared<ThreadPool>(
@@ -79,11 +73,15 @@ Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions&
   at_once_ = static_cast<size_t>(blocks);
   queries_ = std::make_unique<QueryBlocks>(
       model, options.block, max_tokens_, selector_ != nullptr && selector_->before_rope(), *pool_);
-  work_ = std::make_unique<WorkPlan>(model, index_->whole().metadata().model.kv_heads, limits,
-                                     blocks, max_tokens_, threads);
+  work_ = std::make_unique<WorkPlan>(model, limits, blocks, max_tokens_, threads);
+  int64_t widest = model.head_dim;
+  for (int64_t l = 0; l < model.layers; ++l) {
+    widest = std::max({widest, model.layer(l).head_dim, model.layer(l).value_dim});
+  }
   for (int i = 0; i < threads; ++i) {
     workers_.push_back(
-        {.select = limits.workspace, .attend = {kernels_, dim_, index_->metadata().has_codes()}});
+        {.select = limits.workspace,
+         .attend = {kernels_, model.head_dim, widest, index_->metadata().has_codes()}});
   }
 }
 
@@ -91,9 +89,10 @@ Status Session::attend(const AttendCall& call) {
   SQZ_RETURN_IF_ERROR(check_positions(call));
   SQZ_RETURN_IF_ERROR(load(call));
   for (const QueryBlock& request : queries_->not_finite()) {
-    const int64_t row = request.first * query_heads_;
-    auto* out = static_cast<std::byte*>(call.out) + row * dim_ * dtype_size(call.dtype);
-    fill_rows(call.dtype, request.tokens * query_heads_, dim_, out, call.lse.from(row), NAN, NAN);
+    const int64_t row = request.first * layer_.query_heads;
+    auto* out = static_cast<std::byte*>(call.out) + row * layer_.value_dim * dtype_size(call.dtype);
+    fill_rows(call.dtype, request.tokens * layer_.query_heads, layer_.value_dim, out,
+              call.lse.from(row), NAN, NAN);
   }
   // Layers that are read whole are read once for all tokens, but count like the others, once a
   // block, so that totals over layers weigh them alike.
@@ -127,11 +126,11 @@ Result<std::span<const HeadSelection>> Session::select(const AttendCall& call) {
 
 Status Session::check_positions(const AttendCall& call) const {
   const IndexMetadata& metadata = index_->metadata();
-  if (metadata.layers[call.layer].window == 0) return {};
+  if (metadata.model.layer(call.layer).kind != LayerKind::kRecent) return {};
   if (call.positions == nullptr) {
     return {Code::kInvalidArgument,
             concat("positions: found null, expected the tokens' positions: layer ", call.layer,
-                   " has a sliding window")};
+                   " has a sliding window or chunks")};
   }
   for (int64_t t = 0; t < call.tokens; ++t) {
     if (call.position(t) >= metadata.tokens) continue;
@@ -143,29 +142,32 @@ Status Session::check_positions(const AttendCall& call) const {
 }
 
 Status Session::load(const AttendCall& call) {
-  return queries_->load(call, selects(call.layer) && selector_->before_rope());
+  layer_ = index_->geometry(call.layer);
+  work_->begin(layer_, index_->whole().geometry(call.layer).kv_heads);
+  return queries_->load(call, layer_, selects(call.layer) && selector_->before_rope());
 }
 
 Status Session::select_blocks(const AttendCall& call, std::span<const QueryBlock> blocks) {
   const Selector& selector = selects(call.layer) ? *selector_ : *dense_;
   const std::span<HeadSelection> selections = work_->selections(std::ssize(blocks));
+  const int64_t heads = layer_.kv_heads, first_head = index_->first_head_of(call.layer);
   bad_.reset();
   pool_->for_each(std::ssize(selections), [&](int64_t i, int thread) {
-    const QueryBlock& block = blocks[i / kv_heads_];
-    const int64_t head = i % kv_heads_, first_query = head * group_;
+    const QueryBlock& block = blocks[i / heads];
+    const int64_t head = i % heads, first_query = head * layer_.group_size();
     const SelectQuery query = {
         .layer = call.layer,
-        .kv_head = index_->first_head + head,
+        .kv_head = first_head + head,
         .queries = selector.before_rope() ? queries_->query_before_rope(block.first, first_query)
                                           : queries_->query(block.first, first_query),
         .tokens = block.tokens,
         .token_stride = queries_->token_stride()};
     const Status status = selector.select(query, workers_[thread].select, selections[i]);
     selections[i].exact_skipped = std::max(selections[i].exact_skipped, call.skip);
-    if (!status.ok()) bad_.note(block.first * query_heads_ + first_query);
+    if (!status.ok()) bad_.note(block.first * layer_.query_heads + first_query);
   });
   return bad_.status("product of centroids and the queries of the block and group", call.layer,
-                     query_heads_);
+                     layer_.query_heads);
 }
 
 Status Session::attend_blocks(const AttendCall& call, std::span<const QueryBlock> blocks) {
@@ -180,46 +182,46 @@ Status Session::attend_blocks(const AttendCall& call, std::span<const QueryBlock
     if (first.parts == 1 || first.begin > 0) return;
     const PartialRows state = work_->state_of(first, thread);
     for (int64_t p = 1; p < first.parts; ++p) {
-      add_partial(state, work_->state_of(tasks[i + p], thread), first.rows, dim_);
+      add_partial(state, work_->state_of(tasks[i + p], thread), first.rows, layer_.value_dim);
     }
     finish(call, first, blocks[first.block], state);
   });
-  return bad_.status("attention", call.layer, query_heads_);
+  return bad_.status("attention", call.layer, layer_.query_heads);
 }
 
 void Session::run(const AttendCall& call, const AttendTask& task, const QueryBlock& block,
                   int thread) {
-  const IndexMetadata& metadata = index_->metadata();
-  const int64_t window = metadata.layers[call.layer].window;
-  const int64_t first_stored = metadata.tokens - index_->layers[call.layer].exact;
+  const bool recent = layer_.kind == LayerKind::kRecent;
+  const int64_t group = layer_.group_size();
+  const int64_t first_stored = index_->metadata().tokens - index_->layers[call.layer].exact;
   const float* queries[kTileRows];
   int64_t first_visible[kTileRows];
   for (int64_t r = 0; r < task.rows; ++r) {
-    const int64_t token = block.first + (task.row + r) / group_;
-    queries[r] = queries_->query(token, task.head * group_ + (task.row + r) % group_);
-    // The query at position p sees keys p - window + 1 .. p.
-    if (window > 0) first_visible[r] = call.position(token) - window + 1 - first_stored;
+    const int64_t token = block.first + (task.row + r) / group;
+    queries[r] = queries_->query(token, task.head * group + (task.row + r) % group);
+    if (recent) first_visible[r] = layer_.first_seen(call.position(token)) - first_stored;
   }
   const PartialRows state = work_->state_of(task, thread);
   attend_rows(kernels_,
               {.sequence = work_->keys_of(task),
                .begin = task.begin,
                .end = task.end,
-               .scale = scale_,
+               .scale = static_cast<float>(layer_.attention_scale),
                .rows = task.rows,
                .queries = queries,
-               .first_visible = window > 0 ? first_visible : nullptr},
+               .first_visible = recent ? first_visible : nullptr},
               workers_[thread].attend, state);
   if (task.state < 0) finish(call, task, block, state);
 }
 
 void Session::finish(const AttendCall& call, const AttendTask& task, const QueryBlock& block,
                      const PartialRows& state) {
+  const int64_t group = layer_.group_size();
   for (int64_t r = 0; r < task.rows; ++r) {
-    const int64_t token = block.first + (task.row + r) / group_;
-    const int64_t row = token * query_heads_ + task.head * group_ + (task.row + r) % group_;
-    auto* out = static_cast<std::byte*>(call.out) + row * dim_ * dtype_size(call.dtype);
-    if (!finish_row(state, r, dim_, call.dtype, out, &call.lse[row])) bad_.note(row);
+    const int64_t token = block.first + (task.row + r) / group;
+    const int64_t row = token * layer_.query_heads + task.head * group + (task.row + r) % group;
+    auto* out = static_cast<std::byte*>(call.out) + row * layer_.value_dim * dtype_size(call.dtype);
+    if (!finish_row(state, r, layer_.value_dim, call.dtype, out, &call.lse[row])) bad_.note(row);
   }
 }
 

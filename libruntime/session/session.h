@@ -82,6 +82,7 @@ class Session final : public ServingSession {
           PreparedSelector prepared);
 
   Status check_positions(const AttendCall& call) const;
+  // Of the call's layer.
   Status load(const AttendCall& call);
   // A HeadSelection of each block and KV head.
   Status select_blocks(const AttendCall& call, std::span<const QueryBlock> blocks);
@@ -97,9 +98,8 @@ class Session final : public ServingSession {
   std::unique_ptr<Selector> selector_;  // null: every layer is read whole
   std::unique_ptr<Selector> dense_;     // of layers that are read whole
   int64_t max_tokens_, max_request_tokens_;
-  size_t at_once_ = 1;  // blocks
-  int64_t query_heads_, kv_heads_, group_, dim_;
-  float scale_;
+  size_t at_once_ = 1;   // blocks
+  LayerGeometry layer_;  // of the call
 
   std::shared_ptr<ThreadPool> pool_;
   std::vector<Worker> workers_;  // of the pool's threads

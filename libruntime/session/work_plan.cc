@@ -14,28 +14,36 @@ constexpr int64_t kKeyStep = 512;      // tasks end on whole softmax steps
 // in all.
 constexpr int64_t kMostStates = 2 * kTargetTasks;
 
+int64_t most_kv_heads(const ModelDescription& model) {
+  int64_t most = 1;
+  for (int64_t l = 0; l < model.layers; ++l) most = std::max(most, model.layer(l).kv_heads);
+  return most;
+}
+
 }  // namespace
 
 int64_t WorkPlan::block_bytes(const ModelDescription& model, const SelectorLimits& limits) {
-  return model.kv_heads * (limits.read * static_cast<int64_t>(sizeof(KeyRun)) +
-                           static_cast<int64_t>(sizeof(HeadSelection)));
+  return most_kv_heads(model) * (limits.read * static_cast<int64_t>(sizeof(KeyRun)) +
+                                 static_cast<int64_t>(sizeof(HeadSelection)));
 }
 
-WorkPlan::WorkPlan(const ModelDescription& model, int64_t all_heads, const SelectorLimits& limits,
-                   int64_t blocks, int64_t max_tokens, int threads)
-    : kv_heads_(model.kv_heads),
-      all_heads_(all_heads),
-      group_(model.group_size()),
-      dim_(model.head_dim),
-      selections_(static_cast<size_t>(blocks * kv_heads_)),
-      keys_(static_cast<size_t>(kv_heads_)) {
+WorkPlan::WorkPlan(const ModelDescription& model, const SelectorLimits& limits, int64_t blocks,
+                   int64_t max_tokens, int threads)
+    : selections_(static_cast<size_t>(blocks * most_kv_heads(model))),
+      keys_(static_cast<size_t>(most_kv_heads(model))) {
   const auto room = static_cast<size_t>(limits.read);
   read_.reset(new KeyRun[selections_.size() * room]);
   for (size_t i = 0; i < selections_.size(); ++i) {
     selections_[i].read.room = {read_.get() + i * room, room};
   }
   // A block of t tokens has ceil(t * group / kTileRows) tiles of rows a head.
-  const int64_t tiles = kv_heads_ * (max_tokens * group_ / kTileRows + blocks + 1);
+  int64_t tiles = 0;
+  for (int64_t l = 0; l < model.layers; ++l) {
+    const LayerGeometry layer = model.layer(l);
+    const int64_t of_head = max_tokens * layer.group_size() / kTileRows + blocks + 1;
+    tiles = std::max(tiles, layer.kv_heads * of_head);
+    dim_ = std::max(dim_, layer.value_dim);
+  }
   tasks_.reserve(static_cast<size_t>(tiles + kTargetTasks));
   states_.reset(new float[static_cast<size_t>((kMostStates + threads) * kTileRows * (dim_ + 2))]);
 }

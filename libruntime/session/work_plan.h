@@ -27,12 +27,19 @@ struct AttendTask {
 class WorkPlan {
  public:
   // Memory for `blocks` blocks with at most `max_tokens` tokens in all, and for `threads` threads.
-  // all_heads: KV heads of the whole index, of which the model may be a range.
-  WorkPlan(const ModelDescription& model, int64_t all_heads, const SelectorLimits& limits,
-           int64_t blocks, int64_t max_tokens, int threads);
+  WorkPlan(const ModelDescription& model, const SelectorLimits& limits, int64_t blocks,
+           int64_t max_tokens, int threads);
 
   // Bytes of a block's selections.
   static int64_t block_bytes(const ModelDescription& model, const SelectorLimits& limits);
+
+  // What follows is of this layer. all_heads: its KV heads in the whole index, of which the model
+  // may be a range.
+  void begin(const LayerGeometry& layer, int64_t all_heads) {
+    kv_heads_ = layer.kv_heads;
+    all_heads_ = all_heads;
+    group_ = layer.group_size();
+  }
 
   // The selection of each block and KV head, numbered block * Hkv + head.
   std::span<HeadSelection> selections(int64_t blocks) {
@@ -50,12 +57,13 @@ class WorkPlan {
  private:
   PartialRows state(int64_t place) const;
 
-  const int64_t kv_heads_, all_heads_, group_, dim_;
+  int64_t kv_heads_ = 0, all_heads_ = 0, group_ = 0;
+  int64_t dim_ = 0;  // dv of the widest layer
   std::vector<HeadSelection> selections_;
   std::unique_ptr<KeyRun[]> read_;
   std::vector<HeadKeys> keys_;  // [Hkv] of the layer
   std::vector<AttendTask> tasks_;
-  std::unique_ptr<float[]> states_;  // [kMostStates + threads, kTileRows, d + 2]
+  std::unique_ptr<float[]> states_;  // [kMostStates + threads, kTileRows, dv + 2]
 };
 
 }  // namespace sqz

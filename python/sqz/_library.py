@@ -107,7 +107,7 @@ FUNCTIONS = {
     "sqz_index_open": "pip", "sqz_index_describe": "pp", "sqz_index_describe_layer": "plp", "sqz_index_state": "pllpp",
     "sqz_index_verify": "p", "sqz_index_upload": "pp", "sqz_index_unload": "pi",
     "sqz_session_create": "ppp", "sqz_session_put": "plp", "sqz_attend": "pp",
-    "sqz_merge_states_on": "ppppp", "sqz_select": "ppplpp", "sqz_session_stats": "pllp",
+    "sqz_merge_states_with": "pppppp", "sqz_select": "ppplpp", "sqz_session_stats": "pllp",
     "sqz_session_reset_stats": "p",
 }
 _TYPES = {"p": c.c_void_p, "i": c.c_int32, "l": c.c_int64}

@@ -89,6 +89,7 @@ class Session(Handle):
             max_request_tokens=max_request_tokens, layer_scales=scales, layer_scale_count=len(scales or ()),
             uniform_layers=uniform_layers, first_kv_head=first, kv_heads=count, max_contexts=max_contexts)
         self.index = index
+        self._value_dims = {number: layer.value_dim for number, layer in enumerate(index.layers)}
         on_gpu = index._uploaded.get(device_id) if device_type == CUDA else None
         self.kv_heads = count or on_gpu or index.info.kv_heads
         super().__init__(lib.sqz_session_destroy)
@@ -118,9 +119,9 @@ class Session(Handle):
                ) -> tuple[Any, Any]:
         """Attention of queries over the fixed context: (out, lse), which merge_states() joins with your own.
 
-        layer: 0 to info.layers - 1. q: [tokens, query heads, head_dim] float32, float16 or bfloat16, after RoPE at
-        positions from info.tokens on, not scaled. out: as q. lse: [tokens, query heads] float32, natural logarithm,
-        positive strides; what is None is made. positions: one for each token, which layers with a sliding window need.
+        layer: 0 to info.layers - 1, one that has keys. q: [tokens, query heads, head_dim] float32, float16 or bfloat16, after RoPE at
+        positions from info.tokens on, not scaled. out: [tokens, query heads, value_dim], as q. lse: [tokens, query heads] float32, natural logarithm,
+        positive strides; what is None is made. positions: one for each token, which recent layers need.
         indptr: [requests + 1] first tokens of the requests in q; None = one request. stream: a cudaStream_t as a
         number; None = torch's current one for tensors of torch, else the default stream. On a GPU the call returns
         before its work is done. q_before_rope: for selector saap. contexts: for each request None (its lse is
@@ -128,7 +129,7 @@ class Session(Handle):
         Rows of a request with a query that is NaN or infinite become NaN. Error with status 8 names token and head of
         finite queries with a logit or an output beyond float32; on a GPU those rows become NaN.
         """
-        out, lse = _results(q, out, lse)
+        out, lse = _results(q, self._value_dims.get(layer, 0), out, lse)
         if contexts is not None and not isinstance(contexts, Contexts):
             contexts = Contexts(contexts)
         args = Arguments(layer, q, out, lse, positions, indptr, stream, q_before_rope, contexts)
@@ -168,20 +169,23 @@ class Session(Handle):
 
 
 def merge_states(out_a: DLPackTensor, lse_a: DLPackTensor, out_b: DLPackTensor, lse_b: DLPackTensor,
-                 stream: int | None = None) -> None:
+                 sinks: DLPackTensor | None = None, stream: int | None = None) -> None:
     """Merges two states of the same queries over disjoint keys, exactly and in place into a.
 
     out = (e^lse_a out_a + e^lse_b out_b) / (e^lse_a + e^lse_b), and lse is the logarithm of the denominator.
     out: [tokens, heads, head_dim] float32, float16 or bfloat16, both the same. lse: [tokens, heads] float32, natural
-    logarithm, any positive strides. On a GPU it is done on `stream`, as Session.attend() says.
+    logarithm, any positive strides. sinks: [heads] float32, the model's attention sinks, logits that each head attends to
+    as well and that have no value: once a layer, with its last merge. On a GPU it is done on `stream`, as Session.attend() says.
     """
     tensors = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
     borrowed = [Borrowed(name, tensor) for name, tensor in tensors.items()]
-    _library.check(lib.sqz_merge_states_on(*(one.at for one in borrowed), stream_of(out_a) if stream is None else stream))
+    extra = None if sinks is None else Borrowed("sinks", sinks)
+    _library.check(lib.sqz_merge_states_with(*(one.at for one in borrowed), extra and extra.at,
+                                             stream_of(out_a) if stream is None else stream))
 
 
-def _results(q: Any, out: Any, lse: Any) -> tuple[Any, Any]:
+def _results(q: Any, value_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
     """out and lse; what is None is made as q is."""
     require("q", q)
-    out = empty("out", q, tuple(q.shape)) if out is None else out
+    out = empty("out", q, (*q.shape[:2], value_dim)) if out is None else out
     return out, empty("lse", q, tuple(q.shape)[:2], float32=True) if lse is None else lse

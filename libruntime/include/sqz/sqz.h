@@ -332,14 +332,13 @@ typedef struct sqz_context {
 
 typedef struct sqz_attend_args {
   uint32_t struct_size; /* sizeof(sqz_attend_args) */
-  int64_t layer;        /* 0 .. layers - 1 */
-  const sqz_tensor* q;  /* [T, Hq, d] f32, f16 or bf16, after RoPE at positions >= N */
-  sqz_tensor* out;      /* [T, Hq, d] dtype of q */
-  sqz_tensor* lse;      /* [T, Hq] f32, any strides above 0; of scale * q.k over the keys that were
-                           read. Without such keys it is -infinity, and out is 0 */
+  int64_t layer;       /* 0 .. layers - 1, one that has keys; Hq, d and dv are those of the layer */
+  const sqz_tensor* q; /* [T, Hq, d] f32, f16 or bf16, after RoPE at positions >= N */
+  sqz_tensor* out;     /* [T, Hq, dv] dtype of q */
+  sqz_tensor* lse;     /* [T, Hq] f32, any strides above 0; of scale * q.k over the keys that were
+                          read. Without such keys it is -infinity, and out is 0 */
   const int64_t* positions; /* [T] token positions of the queries, each >= N, or >= offset + N.
-                               Layers with a sliding window need them; else null is fine. Host
-                               memory, as indptr */
+                               Recent layers need them; else null is fine. Host memory, as indptr */
   const int64_t* indptr; /* [requests + 1] first token of each request in q: 0, ..., T; null = one
                             request. Tokens of different requests never share a selection */
   int64_t requests;
@@ -362,8 +361,8 @@ SQZ_API sqz_status sqz_attend(sqz_session* session, const sqz_attend_args* args)
 
 /* Merges two states of the same queries over disjoint keys, in place into a:
  * out = (e^(lse_a) out_a + e^(lse_b) out_b) / (e^(lse_a) + e^(lse_b)), lse = log of the
- * denominator. out: [T, Hq, d] f32, f16 or bf16, same dtype; lse: [T, Hq] f32, any strides above 0,
- * in other memory than both outs. A row whose lse is NaN or +infinity becomes NaN. */
+ * denominator. out: [T, Hq, dv] f32, f16 or bf16, same dtype; lse: [T, Hq] f32, any strides above
+ * 0, in other memory than both outs. A row whose lse is NaN or +infinity becomes NaN. */
 SQZ_API sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz_tensor* out_b,
                                     const sqz_tensor* lse_b);
 /* The same on a stream, a cudaStream_t, with all four tensors on one CUDA device (sqz_merge_states
@@ -371,6 +370,12 @@ SQZ_API sqz_status sqz_merge_states(sqz_tensor* out_a, sqz_tensor* lse_a, const 
 SQZ_API sqz_status sqz_merge_states_on(sqz_tensor* out_a, sqz_tensor* lse_a,
                                        const sqz_tensor* out_b, const sqz_tensor* lse_b,
                                        void* stream);
+/* The same for a model with attention sinks: sinks [Hq] f32 are logits of a key without a value
+ * that each head attends to as well. After the merge out *= sigmoid(lse - sink) and lse = log(e^lse
+ * + e^sink). To be given once a layer, with its last merge; null = none. */
+SQZ_API sqz_status sqz_merge_states_with(sqz_tensor* out_a, sqz_tensor* lse_a,
+                                         const sqz_tensor* out_b, const sqz_tensor* lse_b,
+                                         const sqz_tensor* sinks, void* stream);
 
 /* One contiguous run of slots, in cluster order, of one KV head. */
 typedef struct sqz_run {
