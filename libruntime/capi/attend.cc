@@ -92,12 +92,9 @@ sqz_status sqz_merge_states_with(sqz_tensor* out_a, sqz_tensor* lse_a, const sqz
       own = {static_cast<const float*>(s.data), std::max<int64_t>(heads, 1)};
     }
     const sqz::ConstLseRows rows_b = lb.rows;
-    if (cuda && sinks != nullptr) {
-      return {sqz::Code::kUnsupported, "sinks: found some on a GPU, expected none"};
-    }
     if (cuda) {
       return sqz::cuda::merge_states(device, a.dtype, tokens * heads, dim, a.data, la.rows, b.data,
-                                     rows_b, {}, stream);
+                                     rows_b, own, stream);
     }
     sqz::merge_rows(a.dtype, tokens * heads, dim, a.data, la.rows, b.data, rows_b, own);
     return {};
