@@ -7,8 +7,8 @@ Three engines in turn, each in a process of its own:
   dense   sqz.vllm reads all of the index
   sparse  sqz.vllm with --budget of it
   prompt  vLLM alone, the context in each prompt and all of it in the prefix cache
-MODEL is a Hugging Face folder, INDEX one of that model. The context in the prompts is as long as the index's, of random
-tokens, which takes as long as any. Each request has a question of its own, random too, and its answer has exactly
+MODEL is a Hugging Face folder, INDEX one of that model, or a folder of several, which the requests take in turn. The
+context in the prompts is as long as the first index's, of random tokens, which takes as long as any. Each request has a question of its own, random too, and its answer has exactly
 --answer tokens. Time is from sending all requests to the last answer: the questions' prefill is in it, the context's is
 not. Each number of requests runs once to warm up and then --repeat times; the median is printed.
 """
@@ -16,8 +16,10 @@ not. Each number of requests runs once to warm up and then --repeat times; the m
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import pathlib
 import platform
 import random
 import statistics
@@ -68,7 +70,7 @@ def in_own_process(engine: str, arguments: argparse.Namespace) -> dict[str, Any]
     environment = {name: value for name, value in os.environ.items()
                    if not name.startswith("SQZ_") or name == "SQZ_LIBRARY"}
     if engine != "prompt":
-        environment["SQZ_INDEX"] = arguments.index
+        environment["SQZ_CONTEXTS" if os.path.isdir(arguments.index) else "SQZ_INDEX"] = arguments.index
         environment |= {"SQZ_SELECTOR": "dense"} if engine == "dense" else {"SQZ_BUDGET": str(arguments.budget)}
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
         subprocess.run([sys.executable, *sys.argv, "--serve", file.name], env=environment, check=True)
@@ -81,8 +83,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     import vllm
     from vllm.platforms import current_platform
 
-    in_prompt = "SQZ_INDEX" not in os.environ
-    with sqz.Index(arguments.index) as index:
+    in_prompt = not os.environ.keys() & {"SQZ_INDEX", "SQZ_CONTEXTS"}
+    names = sorted(path.stem for path in pathlib.Path(arguments.index).glob("*.sqz"))  # none of a single index
+    with sqz.Index(os.path.join(arguments.index, names[0] + ".sqz") if names else arguments.index) as index:
         tokens = index.info.tokens
     most, room = max(arguments.requests), arguments.question + arguments.answer
     cuda = current_platform.is_cuda()
@@ -92,7 +95,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                       compilation_config={"cudagraph_mode": arguments.graphs},
                       **({"gpu_memory_utilization": arguments.memory} if cuda else {"kv_cache_memory_bytes": 2 << 30}),
                       **({} if in_prompt else {"attention_backend": "CUSTOM"}))
-    sampling = vllm.SamplingParams(temperature=0, max_tokens=arguments.answer, ignore_eos=True, detokenize=False)
+    samplings = [vllm.SamplingParams(temperature=0, max_tokens=arguments.answer, ignore_eos=True, detokenize=False,
+                                     extra_args={"sqz_context": name} if name else None)
+                 for name in (names if not in_prompt else None) or [None]]
     words = random.Random(0)
     vocabulary = engine.llm_engine.vllm_config.model_config.get_vocab_size()
     context = [words.randrange(vocabulary) for _ in range(tokens)] if in_prompt else []
@@ -101,26 +106,29 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         prompts = [{"prompt_token_ids": context + [words.randrange(vocabulary) for _ in range(arguments.question)]}
                    for _ in range(requests)]
         start = time.perf_counter()
-        answers = engine.generate(prompts, sampling, use_tqdm=False)
+        in_turn = list(itertools.islice(itertools.cycle(samplings), requests))
+        answers = engine.generate(prompts, in_turn, use_tqdm=False)
         took = time.perf_counter() - start
         assert all(len(answer.outputs[0].token_ids) == arguments.answer for answer in answers)
         return took
 
-    seconds(1)  # the context is in the prefix cache from here on
+    seconds(len(samplings))  # the context is in the prefix cache, and all indexes are on the GPU, from here on
     speeds = {}
     for requests in arguments.requests:
         seconds(requests)
         times = [seconds(requests) for _ in range(arguments.repeat)]
         speeds[requests] = requests * arguments.answer / statistics.median(times)
-    return {"context": tokens, "speeds": speeds, "vllm": vllm.__version__, "torch": torch.__version__,
+    return {"context": tokens, "contexts": len(samplings), "speeds": speeds, "vllm": vllm.__version__,
+            "torch": torch.__version__,
             "device": torch.cuda.get_device_name() if cuda else f"{os.cpu_count()} cores, {platform.machine()}"}
 
 
 def print_table(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     first = results[0]
     print(f"\n{first['device']}; vLLM {first['vllm']}, torch {first['torch']}, Python {platform.python_version()}; "
-          f"{arguments.model}, {arguments.dtype}, graphs {arguments.graphs}; {first['context']} tokens of context, "
-          f"{arguments.question} of question, {arguments.answer} of answer; median of {arguments.repeat}")
+          f"{arguments.model}, {arguments.dtype}, graphs {arguments.graphs}; {first['contexts']} contexts of "
+          f"{first['context']} tokens, {arguments.question} of question, {arguments.answer} of answer; median of "
+          f"{arguments.repeat}")
     print(f"{'tokens a second, requests:':28}" + "".join(f"{requests:>12}" for requests in arguments.requests))
     names = {"dense": "index, dense", "sparse": f"index, budget {arguments.budget}", "prompt": "context in the prompt"}
     for result in results:
