@@ -23,8 +23,7 @@ inline std::pair<int, std::string> check_index(const std::string& files) {
     const std::string out = dir.file("out");
     const int code = std::system(
         (python + " " SQZ_SOURCE_DIR "/scripts/check_index.py " + files + " > " + out).c_str());
-    std::ifstream in(out);
-    return {WEXITSTATUS(code), {std::istreambuf_iterator<char>(in), {}}};
+    return {WEXITSTATUS(code), read_file(out)};
   }
   return {-1, ""};
 }

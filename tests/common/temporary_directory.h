@@ -1,13 +1,23 @@
-// A fresh directory for one test, removed with everything in it.
+// Whole files, and a fresh directory for one test, removed with everything in it.
 #pragma once
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <vector>
 
 namespace sqz::testing {
+
+inline std::string read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+inline void write_file(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary).write(bytes.data(), std::ssize(bytes));
+}
 
 class TemporaryDirectory {
  public:

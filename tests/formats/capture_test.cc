@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <limits>
 
@@ -194,7 +193,7 @@ TEST_F(CaptureTest, ReadsCompressedAndWideIntegers) {
 TEST_F(CaptureTest, RefusesWhatIsNotHdf5) {
   EXPECT_EQ(open().code(), Code::kNotFound);
   for (const std::string& bytes : {std::string(), std::string(5000, 'x')}) {
-    std::ofstream(path_) << bytes;
+    testing::write_file(path_, bytes);
     EXPECT_EQ(open().code(), Code::kCorrupt);
     EXPECT_THAT(open().message(), HasSubstr(path_ + ": not a readable HDF5 file"));
   }
@@ -321,7 +320,7 @@ TEST_F(CaptureTest, NeverLeavesTheFile) {
         H5Lcreate_external(other.c_str(), "/tokens", file, "/tokens", H5P_DEFAULT, H5P_DEFAULT);
       },
       "/tokens");
-  std::ofstream(folder_.file("raw")) << std::string(kTokens * 4, '\0');
+  testing::write_file(folder_.file("raw"), std::string(kTokens * 4, '\0'));
   expect_refused_after(
       [&](hid_t file) {
         const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <functional>
 
 #include "tests/common/json.h"
@@ -31,7 +30,7 @@ class CheckpointFolder : public ::testing::Test {
   std::string path(const std::string& name) const { return folder_.file(name); }
   std::string read(const std::string& name) const { return sqz::testing::read_file(path(name)); }
   void write(const std::string& name, const std::string& text) const {
-    std::ofstream(path(name), std::ios::binary) << text;
+    sqz::testing::write_file(path(name), text);
   }
   void change_json(const std::string& name, const std::function<void(Json&)>& change) const {
     Json json = Json::parse(read(name));

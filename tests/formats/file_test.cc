@@ -9,7 +9,6 @@
 #include <atomic>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "formats/base/file.h"
@@ -20,21 +19,14 @@ namespace sqz {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::read_file;
 using testing::TemporaryDirectory;
-
-std::string contents(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-void put(const std::string& path, std::string_view text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
+using testing::write_file;
 
 TEST(File, ReadsAndMaps) {
   TemporaryDirectory dir;
-  put(dir.file("a"), "hello");
-  put(dir.file("empty"), "");
+  write_file(dir.file("a"), "hello");
+  write_file(dir.file("empty"), "");
   const auto file = Env::posix().open_read(dir.file("a"));
   ASSERT_TRUE(file.ok());
   std::string out(3, '?');
@@ -54,7 +46,7 @@ TEST(File, ErrorsNamePathAndCall) {
   EXPECT_EQ(missing.message(), dir.file("none") + ": open: No such file or directory");
   EXPECT_EQ(env.create(dir.file("no/such/dir"), Temporary::kNamed).status().code(),
             Code::kNotFound);
-  put(dir.file("a"), "x");
+  write_file(dir.file("a"), "x");
   EXPECT_EQ(env.create(dir.file("a"), Temporary::kNamed).status().code(), Code::kExists);
   EXPECT_THAT(env.rename(dir.file("none"), dir.file("b"), true).message(), HasSubstr("rename"));
   EXPECT_EQ(io_error("a", "write", ENOSPC).message(),
@@ -85,10 +77,10 @@ TEST(AtomicFile, AFileThatAppearedMeanwhileIsKept) {
   {
     auto file = AtomicFile::create(Env::posix(), path, false);
     ASSERT_TRUE(file.ok());
-    put(path, "somebody else's");
+    write_file(path, "somebody else's");
     EXPECT_EQ(file->commit().code(), Code::kExists);
   }
-  EXPECT_EQ(contents(path), "somebody else's");
+  EXPECT_EQ(read_file(path), "somebody else's");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
 }
 
@@ -99,7 +91,8 @@ TEST(AtomicFile, LeftoversOfTheSameProcessNumberAreNoObstacle) {
   std::string last = AtomicFile::create(Env::posix(), path, false, named)->temporary_path();
   const size_t dot = last.rfind('.') + 1;
   const int64_t number = std::stoll(last.substr(dot));
-  for (int64_t n = 1; n <= 3; ++n) put(last.substr(0, dot) + std::to_string(number + n), "left");
+  for (int64_t n = 1; n <= 3; ++n)
+    write_file(last.substr(0, dot) + std::to_string(number + n), "left");
   auto file = AtomicFile::create(Env::posix(), path, false, named);
   ASSERT_TRUE(file.ok()) << file.status().message();
   EXPECT_TRUE(file->commit().ok());
@@ -107,7 +100,7 @@ TEST(AtomicFile, LeftoversOfTheSameProcessNumberAreNoObstacle) {
 
 TEST(AtomicFile, HasNoNameBeforeItIsPublished) {
   TemporaryDirectory dir;
-  put(dir.file("old"), "old");
+  write_file(dir.file("old"), "old");
   for (const char* name : {"old", "new"}) {
     auto file = AtomicFile::create(Env::posix(), dir.file(name), true);
     ASSERT_TRUE(file.ok());
@@ -115,7 +108,7 @@ TEST(AtomicFile, HasNoNameBeforeItIsPublished) {
     EXPECT_EQ(file->temporary_path(), "") << "tests run on a file system that has O_TMPFILE";
     EXPECT_THAT(dir.names(), ::testing::Each(::testing::Not(HasSubstr(".tmp."))));
     ASSERT_TRUE(file->commit().ok());
-    EXPECT_EQ(contents(dir.file(name)), "new");
+    EXPECT_EQ(read_file(dir.file(name)), "new");
   }
   EXPECT_THAT(dir.names(), ::testing::UnorderedElementsAre("old", "new"));
 }
@@ -126,11 +119,11 @@ TEST(AtomicFile, ASignalHandlerRemovesItsNameUntilItIsPublished) {
     auto lost = AtomicFile::create(Env::posix(), dir.file("lost"), false, Temporary::kNamed);
     auto kept = AtomicFile::create(Env::posix(), dir.file("kept"), false, Temporary::kNamed);
     ASSERT_TRUE(lost.ok() && kept.ok() && kept->commit().ok());
-    put(dir.file("scratch"), "");
+    write_file(dir.file("scratch"), "");
     const TemporaryName scratch(dir.file("scratch"));
     remove_temporaries();
     EXPECT_EQ(dir.names(), std::vector<std::string>{"kept"});
-    put(dir.file("scratch"), "");
+    write_file(dir.file("scratch"), "");
   }
   remove_temporaries();
   EXPECT_EQ(dir.names(), std::vector<std::string>{"kept"}) << "scratch ends with its object";
@@ -163,7 +156,7 @@ TEST(AtomicFile, KeepsPermissionsAndSymbolicLinks) {
   TemporaryDirectory dir;
   fs::create_directory(dir.file("elsewhere"));
   const std::string path = dir.file("out"), end = dir.file("elsewhere/real");
-  put(end, "old");
+  write_file(end, "old");
   fs::permissions(end, fs::perms::owner_read | fs::perms::owner_write);
   fs::create_symlink(end, path);
   auto file = AtomicFile::create(Env::posix(), path, true);
@@ -171,7 +164,7 @@ TEST(AtomicFile, KeepsPermissionsAndSymbolicLinks) {
   ASSERT_TRUE(file->file().write(0, std::as_bytes(std::span("new", 3))).ok());
   ASSERT_TRUE(file->commit().ok());
   EXPECT_TRUE(fs::is_symlink(path));
-  EXPECT_EQ(contents(end), "new");
+  EXPECT_EQ(read_file(end), "new");
   EXPECT_EQ(fs::status(end).permissions(), fs::perms::owner_read | fs::perms::owner_write);
   EXPECT_FALSE(AtomicFile::create(Env::posix(), path, false).ok());
 }
@@ -198,7 +191,7 @@ TEST(AtomicFile, LinksOfOthersAreReplacedAndNotFollowed) {
   TemporaryDirectory dir;
   const std::string path = dir.file("out"), end = dir.file("precious");
   for (const uid_t owner : {uid_t{1234}, uid_t{0}}) {
-    put(end, "old");
+    write_file(end, "old");
     std::filesystem::permissions(end, std::filesystem::perms{0666});
     std::filesystem::remove(path);
     std::filesystem::create_symlink(end, path);
@@ -207,8 +200,8 @@ TEST(AtomicFile, LinksOfOthersAreReplacedAndNotFollowed) {
     ASSERT_TRUE(file.ok() && file->file().write(0, std::as_bytes(std::span("new", 3))).ok());
     ASSERT_TRUE(file->commit().ok());
     EXPECT_EQ(std::filesystem::is_symlink(path), owner == 0);
-    EXPECT_EQ(contents(end), owner == 0 ? "new" : "old");
-    EXPECT_EQ(contents(path), "new");
+    EXPECT_EQ(read_file(end), owner == 0 ? "new" : "old");
+    EXPECT_EQ(read_file(path), "new");
     const auto mode = std::filesystem::status(path).permissions();
     EXPECT_EQ((mode & std::filesystem::perms::others_write) != std::filesystem::perms::none,
               owner == 0);

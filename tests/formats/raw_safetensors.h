@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,18 +9,9 @@
 
 #include "formats/base/dtype.h"
 #include "formats/base/hash.h"
+#include "tests/common/temporary_directory.h"
 
 namespace sqz::testing {
-
-inline std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-inline void write_file(const std::string& path, const std::string& bytes) {
-  std::ofstream out(path, std::ios::binary);
-  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
 
 inline std::string little_endian(uint64_t value) {
   std::string out(8, '\0');

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "formats/base/random.h"
@@ -84,7 +83,7 @@ TEST(TokenizerVariants, EqualOnAdversarialTexts) {
       }
     }
     const std::string path = directory.file("tokenizer.json");
-    std::ofstream(path) << file.dump();
+    testing::write_file(path, file.dump());
     const auto tokenizer = Tokenizer::load(path);
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
     for (size_t i = 0; i < texts.size(); ++i) {
@@ -203,7 +202,7 @@ TEST(Tokenizer, FindsTheFileInADirectory) {
   const TemporaryDirectory directory;
   EXPECT_EQ(Tokenizer::load(directory.path()).status().code(), Code::kNotFound);
   EXPECT_EQ(Tokenizer::load(directory.file("other")).status().code(), Code::kNotFound);
-  std::ofstream(directory.file("tokenizer.model")) << "a SentencePiece model";
+  testing::write_file(directory.file("tokenizer.model"), "a SentencePiece model");
   for (const std::string& path : {directory.path(), directory.file("tokenizer.model")}) {
     const Status status = Tokenizer::load(path).status();
     EXPECT_EQ(status.code(), Code::kUnsupported);

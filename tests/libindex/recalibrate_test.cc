@@ -5,8 +5,6 @@
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <limits>
 
 #include "libindex/calibrate.h"
@@ -17,6 +15,7 @@
 namespace sqz {
 namespace {
 
+using testing::read_file;
 using testing::TinyIndexOptions;
 
 const std::vector<int64_t> kCalls = {3, 1, 2, 1, 1};
@@ -35,11 +34,6 @@ RecordedQueries make_queries(const TinyIndexOptions& o, uint64_t seed = 5) {
     for (float& x : layer) x = normal(rng);
   }
   return out;
-}
-
-std::string bytes_of(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 class Recalibrate : public ::testing::Test {
@@ -147,18 +141,18 @@ TEST_F(Recalibrate, InPlaceAndForAnyThreads) {
   const std::string output = directory_.file("out.sqz");
   ASSERT_TRUE(run(make_queries(options_), {.threads = 1}, output).ok());
   ASSERT_TRUE(run(make_queries(options_), {.replace = true, .threads = 3}, path_).ok());
-  EXPECT_EQ(bytes_of(path_), bytes_of(output));
+  EXPECT_EQ(read_file(path_), read_file(output));
 }
 
 TEST_F(Recalibrate, DamageIsNotGivenNewChecksums) {
-  std::string bytes = bytes_of(path_);
+  std::string bytes = read_file(path_);
   const auto keys = open(path_)->header().find("layers.2.keys")->offset;
   bytes[keys + 5] = static_cast<char>(bytes[keys + 5] ^ 4);
-  std::ofstream(path_, std::ios::binary).write(bytes.data(), static_cast<long>(bytes.size()));
+  testing::write_file(path_, bytes);
   const Status status = run(make_queries(options_), {.replace = true}, path_).status();
   EXPECT_EQ(status.code(), Code::kCorrupt);
   EXPECT_NE(status.message().find("layers.2.keys"), std::string::npos) << status.message();
-  EXPECT_EQ(bytes_of(path_), bytes);
+  EXPECT_EQ(read_file(path_), bytes);
 }
 
 TEST_F(Recalibrate, BadQueriesAreRefused) {
@@ -185,7 +179,7 @@ TEST_F(Recalibrate, BadQueriesAreRefused) {
   nan.layers[2][2 * options_.query_heads * options_.head_dim + options_.head_dim + 1] =
       std::numeric_limits<float>::quiet_NaN();
   expect(nan, Code::kNumeric, "layer 2, query 2, head 1");
-  std::ofstream(output) << "mine";
+  testing::write_file(output, "mine");
   EXPECT_EQ(run(make_queries(options_), {}, output).status().code(), Code::kExists);
 }
 

@@ -232,6 +232,7 @@ inline Selected best_pages(const LayerView& view, const std::vector<double>& bou
 struct State {
   std::vector<double> out;  // [d]
   double lse = -kInfinity;
+  std::vector<double> weights;  // of the keys, as they were added
 };
 
 // One key after the other: logit, weight.
@@ -247,19 +248,22 @@ class Attention {
   }
 
   State state() const {
-    State state{std::vector<double>(view_.head_dim, 0.0), -kInfinity};
+    State state{std::vector<double>(view_.head_dim, 0.0), -kInfinity, {}};
     if (logits_.empty()) return state;
     const double top = *std::max_element(logits_.begin(), logits_.end());
     double denominator = 0;
     for (size_t j = 0; j < logits_.size(); ++j) {
       const double weight = std::exp(logits_[j] - top);
       denominator += weight;
+      state.weights.push_back(weight);
       const auto& [values, row] = values_[j];
       for (int64_t c = 0; c < view_.head_dim; ++c) {
         state.out[c] += weight * element(view_.dtype, values, row * view_.head_dim + c);
       }
     }
-    for (double& x : state.out) x /= denominator;
+    for (auto* numbers : {&state.out, &state.weights}) {
+      for (double& x : *numbers) x /= denominator;
+    }
     state.lse = top + std::log(denominator);
     return state;
   }

@@ -15,8 +15,11 @@ namespace {
 // Two states in one dtype.
 class Pair {
  public:
-  Pair(DType dtype, int64_t tokens, int64_t heads, int64_t dim)
-      : out_shape_{tokens, heads, dim}, lse_shape_{tokens, heads} {
+  // lse is [heads, tokens] if `turned`.
+  Pair(DType dtype, int64_t tokens, int64_t heads, int64_t dim, bool turned = false)
+      : out_shape_{tokens, heads, dim},
+        lse_shape_{tokens, heads},
+        lse_strides_{turned ? 1 : heads, turned ? tokens : 1} {
     for (int i = 0; i < 2; ++i) {
       out[i].assign(tokens * heads * dim * dtype_size(dtype), std::byte{0});
       lse[i].assign(tokens * heads, -INFINITY);
@@ -25,7 +28,12 @@ class Pair {
       out_tensor[i].dtype_bits = static_cast<uint8_t>(8 * dtype_size(dtype));
       out_tensor[i].dtype_code = dtype == DType::kBF16 ? 4 : 2;
       lse_tensor[i] = runtime::f32_tensor(lse[i].data(), lse_shape_, 2);
+      lse_tensor[i].strides = lse_strides_;
     }
+  }
+  float& lse_of(int i, int64_t row) {
+    const int64_t heads = lse_shape_[1];
+    return lse[i][row / heads * lse_strides_[0] + row % heads * lse_strides_[1]];
   }
   sqz_status merge() {
     return sqz_merge_states(&out_tensor[0], &lse_tensor[0], &out_tensor[1], &lse_tensor[1]);
@@ -36,7 +44,7 @@ class Pair {
   sqz_tensor out_tensor[2], lse_tensor[2];
 
  private:
-  int64_t out_shape_[3], lse_shape_[2];
+  int64_t out_shape_[3], lse_shape_[2], lse_strides_[2];
 };
 
 TEST(MergeStates, DisjointPartsGiveTheWhole) {
@@ -55,11 +63,11 @@ TEST(MergeStates, DisjointPartsGiveTheWhole) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     const double tolerance = dtype == DType::kF32 ? 1e-6 : dtype == DType::kF16 ? 2e-3 : 2e-2;
     for (const int64_t cut : {0, 1, 77, 300}) {  // 0 and 300: one side has no keys
-      Pair pair(dtype, kRows / 2, 2, kDim);
+      Pair pair(dtype, kRows / 2, 2, kDim, cut == 77);
       for (int64_t row = 0; row < kRows; ++row) {
         const reference::State parts[] = {state_of(row, 0, cut), state_of(row, cut, kKeys)};
         for (int i = 0; i < 2; ++i) {
-          pair.lse[i][row] = static_cast<float>(parts[i].lse);
+          pair.lse_of(i, row) = static_cast<float>(parts[i].lse);
           const auto bytes =
               testing::stored(dtype, std::vector<float>(parts[i].out.begin(), parts[i].out.end()));
           std::copy(bytes.begin(), bytes.end(), pair.out[i].begin() + row * std::ssize(bytes));
@@ -68,7 +76,7 @@ TEST(MergeStates, DisjointPartsGiveTheWhole) {
       ASSERT_EQ(pair.merge(), SQZ_OK) << sqz_last_error();
       for (int64_t row = 0; row < kRows; ++row) {
         const reference::State whole = state_of(row, 0, kKeys);
-        EXPECT_NEAR(pair.lse[0][row], whole.lse, 1e-5);
+        EXPECT_NEAR(pair.lse_of(0, row), whole.lse, 1e-5);
         for (int64_t c = 0; c < kDim; ++c) {
           ASSERT_NEAR(reference::element(dtype, pair.out[0].data(), row * kDim + c), whole.out[c],
                       tolerance);

@@ -89,7 +89,7 @@ TEST_F(BenchTool, SavesAndServesIndexes) {
 }
 
 TEST_F(BenchTool, BadInput) {
-  write_all(path("text.sqz"), "no index");
+  write_file(path("text.sqz"), "no index");
   const struct {
     std::vector<std::string> arguments;
     int code;
@@ -115,7 +115,7 @@ TEST_F(BenchTool, BadInput) {
     EXPECT_EQ(result.code, one.code) << one.message << ": " << result.err;
     EXPECT_THAT(result.err, HasSubstr(one.message));
   }
-  EXPECT_EQ(read_all(path("text.sqz")), "no index");
+  EXPECT_EQ(read_file(path("text.sqz")), "no index");
   EXPECT_EQ(files(), "text.sqz\n");
 }
 

@@ -23,7 +23,7 @@ class ChatTool : public ToolTest {
     for (const auto& entry : fs::directory_iterator(path("m"))) {
       fs::permissions(entry.path(), fs::perms::owner_write, fs::perm_options::add);
     }
-    Json file = Json::parse(read_all(path("m/tokenizer.json")));
+    Json file = Json::parse(read_file(path("m/tokenizer.json")));
     Json& model = file["model"];
     for (int i = 0; i < 2; ++i) model["merges"].erase(model["merges"].size() - 1);
     std::erase_if(model["vocab"].get_ref<Json::object_t&>(),
@@ -31,15 +31,15 @@ class ChatTool : public ToolTest {
     for (const auto& [token, id] : {std::pair("<|im_start|>", 8190), {"<|im_end|>", 8191}}) {
       file["added_tokens"].push_back({{"id", id}, {"content", token}, {"special", true}});
     }
-    write_all(path("m/tokenizer.json"), file.dump());
+    write_file(path("m/tokenizer.json"), file.dump());
     write_format({"<|im_end|>", "<|end_of_text|>"});
     std::string text;
     for (int i = 0; i < 120; ++i) text += concat("House ", i * i % 31, " by the sea.\n");
-    write_all(path("a.txt"), text + "He said <|im_end|> and went.\n");
+    write_file(path("a.txt"), text + "He said <|im_end|> and went.\n");
   }
 
   void write_format(const std::vector<std::string>& end) const {
-    write_all(
+    write_file(
         path("F.json"),
         Json({{"before", kBefore}, {"between", kBetween}, {"after", kAfter}, {"end", end}}).dump());
   }
@@ -63,7 +63,7 @@ class ChatTool : public ToolTest {
 
 TEST_F(ChatTool, TheContextStandsInTheSystemTurn) {
   build("chat.sqz", "a.txt --chat F.json");
-  const auto ids = ids_of({{kBefore}, {read_all(path("a.txt")), false}});
+  const auto ids = ids_of({{kBefore}, {read_file(path("a.txt")), false}});
   EXPECT_EQ(std::count(ids.begin(), ids.end(), 8191), 0);
   write_ids("a.ids", ids);
   build("ids.sqz", "--tokens a.ids");
@@ -94,7 +94,7 @@ TEST_F(ChatTool, AnAnswerEndsWithItsTurn) {
   const std::vector<int32_t> tokens = generate("a.sqz", "Where?")["tokens"];
   ASSERT_EQ(tokens.size(), 8u);
   std::string ends;
-  const Json file = Json::parse(read_all(path("m/tokenizer.json")));
+  const Json file = Json::parse(read_file(path("m/tokenizer.json")));
   for (const auto& [token, id] : file["model"]["vocab"].items()) {
     if (id == tokens[5]) ends = token;
   }
@@ -107,7 +107,7 @@ TEST_F(ChatTool, AnAnswerEndsWithItsTurn) {
 }
 
 TEST_F(ChatTool, CalibratesWithQuestionsInTheirTurn) {
-  write_all(path("q.txt"), "Who was by the sea?\n");
+  write_file(path("q.txt"), "Who was by the sea?\n");
   build("a.sqz", "a.txt --chat F.json");
   const auto ids = ids_of({{kBetween}, {"Who was by the sea?", false}, {kAfter}});
   const std::string source = concat("prompts: 1 prompts, ", ids.size(), " tokens");

@@ -25,7 +25,7 @@ class CorpusTest : public ToolTest {
     }
     std::string text;
     for (const std::string& line : lines) text += line + "\n";
-    write_all(path("m.jsonl"), text);
+    write_file(path("m.jsonl"), text);
   }
   static std::string line(const std::string& key, const std::string& capture) {
     return R"({"key": ")" + key + R"(", "capture": ")" + capture + R"(.h5"})";
@@ -45,7 +45,7 @@ class CorpusTest : public ToolTest {
   // As an index of that source alone.
   void expect_like_one_alone(const std::string& key, const std::string& source) {
     expect({"sqz-index build -o alone.sqz --force " + source});
-    EXPECT_TRUE(read_all(path("out/" + key + ".sqz")) == read_all(path("alone.sqz"))) << key;
+    EXPECT_TRUE(read_file(path("out/" + key + ".sqz")) == read_file(path("alone.sqz"))) << key;
   }
   Words outputs() const {
     Words out;
@@ -92,14 +92,14 @@ TEST_F(CorpusTest, OneIndexADocumentAndNoneStopsTheOthers) {
 TEST_F(CorpusTest, OtherOptionsAreRefusedUntilToldTo) {
   write({"a"}, {line("one", "a")});
   ASSERT_EQ(build().code, 0);
-  const std::string before = read_all(path("out/one.sqz"));
+  const std::string before = read_file(path("out/one.sqz"));
   const ToolRun other = build("--levels 1");
   EXPECT_EQ(other.code, 3);
   EXPECT_THAT(other.err, HasSubstr("build.level_fractions"));
   EXPECT_THAT(other.err, HasSubstr("--force"));
-  EXPECT_TRUE(read_all(path("out/one.sqz")) == before);
+  EXPECT_TRUE(read_file(path("out/one.sqz")) == before);
   expect_counts(build("--levels 1 --force"), 0, 1, 0, 0);
-  EXPECT_FALSE(read_all(path("out/one.sqz")) == before);
+  EXPECT_FALSE(read_file(path("out/one.sqz")) == before);
 }
 
 TEST_F(CorpusTest, ShardsHaveEveryDocumentOnce) {
@@ -122,7 +122,7 @@ TEST_F(CorpusTest, ShardsHaveEveryDocumentOnce) {
 
 TEST_F(CorpusTest, OfTwoRunsWithOtherOptionsTheSecondIsRefused) {
   write_small_capture(path("a.h5"), 4000, 120);
-  write_all(path("m.jsonl"), line("one", "a") + "\n");
+  write_file(path("m.jsonl"), line("one", "a") + "\n");
   const std::string quick = concat(SQZ_INDEX_TOOL " build -qq --capture ", path("a.h5"), " -o ",
                                    path("out/one.sqz"), " --levels 1 >", path("log"));
   fs::create_directories(path("out"));
@@ -160,9 +160,9 @@ TEST_F(CorpusTest, WhatIsWrongIsSaidBeforeAnythingIsBuilt) {
   write({"a"}, {line("x/a", "a")});
   EXPECT_EQ(build("--capture a.h5").code, 2);
   fs::create_directories(path("out"));
-  write_all(path("out/x"), "mine");  // where a folder should be
+  write_file(path("out/x"), "mine");  // where a folder should be
   EXPECT_EQ(build("--force").code, 3);
-  EXPECT_EQ(read_all(path("out/x")), "mine");
+  EXPECT_EQ(read_file(path("out/x")), "mine");
 }
 
 // A write beyond RLIMIT_FSIZE fails in the kernel, as on a full disk.
@@ -181,16 +181,16 @@ TEST_F(CorpusTest, AFullDiskInTheMiddleFailsDocumentsAndLosesNone) {
 
 #ifdef SQZ_WITH_TRAINING
 TEST_F(CorpusTest, TextsAndTokensByOneModelThatIsLoadedOnce) {
-  const std::string book = read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
+  const std::string book = read_file(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
   std::string lines;
   for (int i = 0; i < 3; ++i) {
-    write_all(path(concat(i, ".txt")), book.substr(static_cast<size_t>(10000 * i), 1500));
+    write_file(path(concat(i, ".txt")), book.substr(static_cast<size_t>(10000 * i), 1500));
     lines += concat(R"({"key": "t)", i, R"(", "texts": [")", i, ".txt\"]}\n");
   }
   std::vector<int32_t> ids(300);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % 97 + 5);
   write_ids("a.ids", ids);
-  write_all(path("m.jsonl"), lines + R"({"key": "n", "tokens": "a.ids"})" + "\n");
+  write_file(path("m.jsonl"), lines + R"({"key": "n", "tokens": "a.ids"})" + "\n");
   const ToolRun first = build("-m $MODEL -v");
   expect_counts(first, 0, 4, 0, 0);
   EXPECT_THAT(first.err, HasSubstr("loaded on cpu"));

@@ -50,7 +50,7 @@ class CrashTest : public ToolTest, public ::testing::WithParamInterface<Build> {
   void begin_anew() const {
     fs::remove_all(path(""));
     fs::create_directories(path(""));
-    if (GetParam().replaces) write_all(output_, "old");
+    if (GetParam().replaces) write_file(output_, "old");
   }
 
   std::string output_ = "unset";
@@ -71,8 +71,8 @@ TEST_P(CrashTest, OldOrNewFileAndTheSameBytesInTheEnd) {
   const auto start = std::chrono::steady_clock::now();
   ASSERT_EQ(build(-1).code, 0);
   const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - start;
-  const std::string whole = read_all(output_);
-  const int64_t calls = std::stoll(read_all(folder_ / "count"));
+  const std::string whole = read_file(output_);
+  const int64_t calls = std::stoll(read_file(folder_ / "count"));
   ASSERT_GT(calls, 10);
 
   std::mt19937_64 random(1);
@@ -90,13 +90,13 @@ TEST_P(CrashTest, OldOrNewFileAndTheSameBytesInTheEnd) {
     SCOPED_TRACE(concat("build ", i, ", ", calls, " calls"));
     ASSERT_TRUE(fs::exists(output_) || !GetParam().replaces) << "the old file is gone";
     if (fs::exists(output_)) {
-      const std::string found = read_all(output_);
+      const std::string found = read_file(output_);
       ASSERT_TRUE(found == whole || (GetParam().replaces && found == "old"));
     }
     if (GetParam().replaces || !fs::exists(output_)) {
       ASSERT_EQ(build(-1).code, 0);
     }
-    ASSERT_TRUE(read_all(output_) == whole);
+    ASSERT_TRUE(read_file(output_) == whole);
     if (GetParam().unnamed && !GetParam().replaces) {
       ASSERT_EQ(files(), "x.sqz\n");
     }

@@ -27,7 +27,7 @@ class EvalTool : public ToolTest {
  protected:
   void SetUp() override {
     ToolTest::SetUp();
-    write_all(path("lines.txt"), lines(400));
+    write_file(path("lines.txt"), lines(400));
   }
 
   ToolRun eval(std::vector<std::string> more) const {
@@ -120,7 +120,7 @@ TEST_F(EvalTool, StoppedItLeavesNothing) {
       {"--model", kModel, "--text", path("lines.txt"), "--tokens", "2000", "--trials", "8", "-v"},
       "", {"TMPDIR=" + path("")}, [&](pid_t child) {
         signal_when(child, SIGINT, [&] {
-          return read_all(folder_ / "stderr").find("measured in") != std::string::npos;
+          return read_file(folder_ / "stderr").find("measured in") != std::string::npos;
         });
       });
   EXPECT_EQ(stopped.code, 130) << stopped.err;

@@ -32,12 +32,12 @@ class FailingWrite : public ToolTest, public ::testing::WithParamInterface<Comma
     variables["IN"] = inputs_.string();
     variables["OUT"] = (folder_ / "work").string();
     write_small_capture(inputs_ / "a.h5", 300, 120);
-    write_all(inputs_ / "m.jsonl", R"({"key": "x", "capture": "a.h5"})"
-                                   "\n");
-    const std::string book = read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
-    write_all(inputs_ / "a.txt", book.substr(4000, 1500));
-    write_all(inputs_ / "long.txt", book.substr(4000, 6000));
-    write_all(inputs_ / "q.txt", "Who was silent?\n");
+    write_file(inputs_ / "m.jsonl", R"({"key": "x", "capture": "a.h5"})"
+                                    "\n");
+    const std::string book = read_file(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
+    write_file(inputs_ / "a.txt", book.substr(4000, 1500));
+    write_file(inputs_ / "long.txt", book.substr(4000, 6000));
+    write_file(inputs_ / "q.txt", "Who was silent?\n");
     expect({"sqz-index build --capture $IN/a.h5 -o $IN/a.sqz"});
     if (GetParam().model) expect({"sqz-index build -m $MODEL $IN/a.txt -o $IN/b.sqz"});
   }
@@ -83,8 +83,8 @@ TEST_P(FailingWrite, IsAnErrorOrTheRightBytes) {
   const fs::path output = path(GetParam().output);
   const ToolRun good = run_once(-1, EIO);
   ASSERT_EQ(good.code, 0) << good.err;
-  const std::string bytes = read_all(output);
-  const int64_t calls = std::stoll(read_all(folder_ / "count"));
+  const std::string bytes = read_file(output);
+  const int64_t calls = std::stoll(read_file(folder_ / "count"));
   ASSERT_GT(calls, 2);
   const char* wanted = std::getenv("SQZ_FAULT_CALLS");
   const int64_t most = wanted != nullptr ? std::atoll(wanted) : GetParam().model ? 8 : 0;
@@ -96,14 +96,14 @@ TEST_P(FailingWrite, IsAnErrorOrTheRightBytes) {
     const ToolRun found = run_once(at, error);
     SCOPED_TRACE(concat("call ", at, " of ", calls, ", errno ", error, ": ", found.err));
     if (found.code == 0) {
-      EXPECT_TRUE(read_all(output) == bytes);
+      EXPECT_TRUE(read_file(output) == bytes);
     } else {
       EXPECT_LE(found.code, 3);
       EXPECT_NE(found.err, "");
     }
     // A name may be there if it was given and the folder could not be flushed; then it is right.
     if (fs::exists(output)) {
-      EXPECT_TRUE(read_all(output) == bytes);
+      EXPECT_TRUE(read_file(output) == bytes);
     }
     for (const auto& entry : fs::directory_iterator(path(""))) {  // a temporary, if unlink() failed
       EXPECT_THAT(entry.path().filename().string(), ::testing::StartsWith(GetParam().output));

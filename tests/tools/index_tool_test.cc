@@ -27,9 +27,9 @@ class IndexToolTest : public ToolTest {
 };
 
 TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
-  write_all(path("m.gguf"), std::string("GGUF\3\0\0\0\0\0\0\0\0\0\0\0", 16));
-  write_all(path("a.txt"), "text");
-  write_all(path("text.h5"), "not HDF5");
+  write_file(path("m.gguf"), std::string("GGUF\3\0\0\0\0\0\0\0\0\0\0\0", 16));
+  write_file(path("a.txt"), "text");
+  write_file(path("text.h5"), "not HDF5");
   write_small_capture(path("few.h5"), 600, 60);
   write_small_capture(path("short.h5"), 110, 105);
   write_small_capture(path("nan.h5"), 600, 120, [](CaptureInfo&, CapturedLayer& layer) {
@@ -144,26 +144,26 @@ TEST_F(IndexToolTest, CompressWritesTheBytesOfABuild) {
     build("y.sqz", options);
     const Json compressed = expect({concat("sqz-index compress x.sqz -o z.sqz --force ", options)});
     EXPECT_EQ(compressed["bytes"], fs::file_size(path("z.sqz")));
-    EXPECT_TRUE(read_all(path("y.sqz")) == read_all(path("z.sqz")));
+    EXPECT_TRUE(read_file(path("y.sqz")) == read_file(path("z.sqz")));
   }
   EXPECT_EQ(info("z.sqz")["rows"], "q8");
 }
 
 TEST_F(IndexToolTest, VerifyFindsDamage) {
   build("x.sqz");
-  const std::string whole = read_all(path("x.sqz"));
+  const std::string whole = read_file(path("x.sqz"));
   std::string bytes = whole;
   bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
-  write_all(path("x.sqz"), bytes);
+  write_file(path("x.sqz"), bytes);
   EXPECT_EQ(expect({"sqz-index verify x.sqz", 3, {"XXH3-64"}})["code"], "corrupt file");
-  write_all(path("x.sqz"), whole.substr(0, whole.size() - 1));
+  write_file(path("x.sqz"), whole.substr(0, whole.size() - 1));
   EXPECT_EQ(expect({"sqz-index info x.sqz", 3})["code"], "corrupt file");
 }
 
 TEST_F(IndexToolTest, AnExistingOutputNeedsForce) {
-  write_all(path("y.sqz"), "precious");
+  write_file(path("y.sqz"), "precious");
   expect({"sqz-index build --capture c.h5 -o y.sqz", 1, {"--force"}});
-  EXPECT_EQ(read_all(path("y.sqz")), "precious");
+  EXPECT_EQ(read_file(path("y.sqz")), "precious");
   build("y.sqz");
   expect({"sqz-index verify y.sqz"});
 }
@@ -206,7 +206,7 @@ TEST_F(IndexToolTest, MoreQueriesThanTheTailBuildTheSameIndex) {
     return data;
   });
   expect({"sqz-index build --capture tail.h5 -o y.sqz"});
-  EXPECT_TRUE(read_all(path("x.sqz")) == read_all(path("y.sqz")));
+  EXPECT_TRUE(read_file(path("x.sqz")) == read_file(path("y.sqz")));
 }
 
 // A signal ends a build at once, with the right code and without a trace.

@@ -17,7 +17,7 @@ struct Needle {
 constexpr Needle kNeedles[] = {{"harbour", "1234567"}, {"lantern", "90210"}, {"castle", "48213"}};
 
 std::string haystack() {
-  std::string text = read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt").substr(30000, 14000);
+  std::string text = read_file(SQZ_SOURCE_DIR "/examples/texts/dracula.txt").substr(30000, 14000);
   double part = 0.8;
   for (const Needle& needle : kNeedles) {
     const size_t at = text.find('\n', static_cast<size_t>(part * static_cast<double>(text.size())));
@@ -38,7 +38,7 @@ class ModelTools : public ToolTest {
  protected:
   void SetUp() override {
     ToolTest::SetUp();
-    write_all(path("a.txt"), prose(400));
+    write_file(path("a.txt"), prose(400));
   }
 
   Json build(const std::string& output, const std::string& more) const {
@@ -51,14 +51,14 @@ class ModelTools : public ToolTest {
 };
 
 TEST_F(ModelTools, AnswersFromTheIndexAsDenseDoes) {
-  write_all(path("hay.txt"), haystack());
+  write_file(path("hay.txt"), haystack());
   EXPECT_GT(build("a.sqz", "hay.txt")["tokens"], 3000);
   std::string lines, objects;
   for (const Needle& needle : kNeedles) {
     lines += question(needle) + "\n";
     objects += Json({{"prompt", question(needle)}, {"id", 7}}).dump() + "\n";
   }
-  write_all(path("q.jsonl"), objects);
+  write_file(path("q.jsonl"), objects);
   const std::string common = "sqz-generate -m $MODEL -i a.sqz -e --max-tokens 12";
   const Json sparse = expect({common, 0, {}, lines + "\n"})["answers"];
   const Json dense = expect({common + " --dense", 0, {}, lines})["answers"];
@@ -118,7 +118,7 @@ TEST_F(ModelTools, OnePromptGivesOneResultAndTextAlone) {
   std::erase(words, "--max-tokens");
   run("sqz-generate", words, "", {}, [&](pid_t child) {
     signal_when(child, 0, [&] {
-      const std::string out = read_all(folder_ / "stdout");
+      const std::string out = read_file(folder_ / "stdout");
       return partly = !out.empty() && !out.ends_with('\n');
     });
   });
@@ -128,16 +128,16 @@ TEST_F(ModelTools, OnePromptGivesOneResultAndTextAlone) {
 TEST_F(ModelTools, TextsFoldersStandardInputAndIdsAreTheSameContext) {
   const std::string first = prose(400), second = "An appendix.\n" + prose(200);
   fs::create_directories(path("docs/b"));
-  write_all(path("docs/a.txt"), first);
-  write_all(path("docs/b/c.txt"), second);
-  write_all(path("docs/.hidden"), "never read");
-  write_all(path("docs/image.bin"), std::string("\x89PNG\0\0", 6));
+  write_file(path("docs/a.txt"), first);
+  write_file(path("docs/b/c.txt"), second);
+  write_file(path("docs/.hidden"), "never read");
+  write_file(path("docs/image.bin"), std::string("\x89PNG\0\0", 6));
   build("folder.sqz", "docs");
   build("files.sqz", "docs/a.txt docs/b/c.txt");
-  write_all(path("docs/b/c.txt"), "\xef\xbb\xbf" + second);  // the mark is no text
+  write_file(path("docs/b/c.txt"), "\xef\xbb\xbf" + second);  // the mark is no text
   expect({"sqz-index build -m $MODEL -o stdin.sqz - docs/b/c.txt", 0, {}, first});
   for (const char* other : {"folder.sqz", "stdin.sqz"}) {
-    EXPECT_TRUE(read_all(path(other)) == read_all(path("files.sqz"))) << other;
+    EXPECT_TRUE(read_file(path(other)) == read_file(path("files.sqz"))) << other;
   }
   // The special tokens once at the start, then file after file.
   const auto tokenizer = Tokenizer::load(kModel).value();
@@ -162,15 +162,15 @@ TEST_F(ModelTools, DryRunKnowsTheSize) {
 }
 
 TEST_F(ModelTools, RefusesTextsThatMakeNoContext) {
-  write_all(path("empty.txt"), "");
-  write_all(path("bad.txt"), "good until here \xff then not");
-  write_all(path("nul.txt"), std::string("a\0b", 3));
-  write_all(path("short.txt"), "too short");
-  write_all(path("long.txt"), prose(40000));
+  write_file(path("empty.txt"), "");
+  write_file(path("bad.txt"), "good until here \xff then not");
+  write_file(path("nul.txt"), std::string("a\0b", 3));
+  write_file(path("short.txt"), "too short");
+  write_file(path("long.txt"), prose(40000));
   fs::create_directories(path("void"));
   fs::copy(kModel, path("lfs"));
   fs::remove(path("lfs/model.safetensors"));
-  write_all(path("lfs/model.safetensors"), "version https://git-lfs.github.com/spec/v1\n");
+  write_file(path("lfs/model.safetensors"), "version https://git-lfs.github.com/spec/v1\n");
   std::vector<int32_t> ids(500, 1);
   ids[77] = 8192;
   write_ids("a.ids", ids);
@@ -195,8 +195,8 @@ TEST_F(ModelTools, RefusesAnIndexOfAnotherModelOrTokenizer) {
   const auto change = [&](const std::string& file, const std::string& from, const std::string& to) {
     fs::copy(kModel, path("other"), fs::copy_options::recursive);
     fs::permissions(path(file), fs::perms::owner_write, fs::perm_options::add);
-    std::string text = read_all(path(file));
-    write_all(path(file), text.replace(text.find(from), from.size(), to));
+    std::string text = read_file(path(file));
+    write_file(path(file), text.replace(text.find(from), from.size(), to));
   };
   const std::string command = "sqz-generate -m other -i a.sqz -p x";
   change("other/config.json", "500000.0", "400000.0");
@@ -208,7 +208,7 @@ TEST_F(ModelTools, RefusesAnIndexOfAnotherModelOrTokenizer) {
 
 TEST_F(ModelTools, GenerateRefusesWhatItCannotServe) {
   build("a.sqz", "a.txt");
-  write_all(path("p.txt"), "good\n\xff\n");
+  write_file(path("p.txt"), "good\n\xff\n");
   const std::string command = "sqz-generate -m $MODEL -i a.sqz";
   expect_all({{"sqz-generate -m $MODEL -i none.sqz -p x", 3, {"none.sqz"}},
               {command, 2, {"no prompt"}, "\n\n"},
@@ -229,17 +229,17 @@ TEST_F(ModelTools, AChatTemplateIsNotAppliedAndItIsSaid) {
     EXPECT_EQ(built.code, 0) << built.err;
     return built.err.find("chat template, which is not applied") != std::string::npos;
   };
-  write_all(path("chat/tokenizer_config.json"), R"({"chat_template": null})");
+  write_file(path("chat/tokenizer_config.json"), R"({"chat_template": null})");
   EXPECT_FALSE(warned());
-  write_all(path("chat/tokenizer_config.json"), R"({"chat_template": "{{ messages }}"})");
+  write_file(path("chat/tokenizer_config.json"), R"({"chat_template": "{{ messages }}"})");
   EXPECT_TRUE(warned());
-  write_all(path("chat/tokenizer_config.json"), "{}");
-  write_all(path("chat/chat_template.jinja"), "{{ messages }}");
+  write_file(path("chat/tokenizer_config.json"), "{}");
+  write_file(path("chat/chat_template.jinja"), "{{ messages }}");
   EXPECT_TRUE(warned());
 }
 
 TEST_F(ModelTools, ServesEveryKindOfIndexWithoutASelector) {
-  write_all(path("b.txt"), prose(1500));
+  write_file(path("b.txt"), prose(1500));
   build("clusters.sqz", "b.txt --heavy-hitters");
   build("pages.sqz", "b.txt --partition pages");
   expect({"sqz-index prune clusters.sqz --selector h2o --budget 0.3 -o pruned.sqz"});
@@ -266,7 +266,7 @@ TEST_F(ModelTools, SaysWhyAllOfAShortContextIsRead) {
 }
 
 TEST_F(ModelTools, AnInterruptedBuildLeavesNothing) {
-  write_all(path("a.txt"), prose(16000));
+  write_file(path("a.txt"), prose(16000));
   const ToolRun stopped =
       run("sqz-index", {"build", "-m", kModel, path("a.txt"), "-o", path("a.sqz"), "--progress"},
           "", {}, [&](pid_t child) { signal_when(child, SIGINT, [&] { return has_spoken(); }); });

@@ -82,8 +82,8 @@ TEST_F(Options, WrongWordsAreNamed) {
 }
 
 TEST_F(Options, MoreThreadsThanCoresAreReduced) {
-  write_all(path("seed.sqz"),
-            read_all(SQZ_SOURCE_DIR "/tests/fuzz/seeds/sqz_file_fuzz/two_levels.sqz"));
+  write_file(path("seed.sqz"),
+             read_file(SQZ_SOURCE_DIR "/tests/fuzz/seeds/sqz_file_fuzz/two_levels.sqz"));
   const ToolRun many = run("sqz-index", {"verify", path("seed.sqz"), "--threads", "4096"});
   EXPECT_EQ(many.code, 0) << many.err;
   EXPECT_THAT(many.err, HasSubstr("--threads 4096: this process may use"));
@@ -98,20 +98,20 @@ TEST_F(Options, MoreThreadsThanCoresAreReduced) {
 
 TEST_F(Options, ContainersHaveTheCoresOfTheirQuota) {
   std::filesystem::create_directories(path("fs/pods/mine"));
-  write_all(path("fs/pods/cpu.max"), "150000 100000\n");
-  write_all(path("fs/pods/mine/cpu.max"), "max 100000\n");
-  write_all(path("group"), "1:cpu:/other\n0::/pods/mine\n");
+  write_file(path("fs/pods/cpu.max"), "150000 100000\n");
+  write_file(path("fs/pods/mine/cpu.max"), "max 100000\n");
+  write_file(path("group"), "1:cpu:/other\n0::/pods/mine\n");
   EXPECT_EQ(quota_cores(path("group"), path("fs")), 2);
-  write_all(path("fs/pods/mine/cpu.max"), "50000 100000\n");
+  write_file(path("fs/pods/mine/cpu.max"), "50000 100000\n");
   EXPECT_EQ(quota_cores(path("group"), path("fs")), 1);
-  write_all(path("group"), "0::/\n");
+  write_file(path("group"), "0::/\n");
   EXPECT_EQ(quota_cores(path("group"), path("fs")), std::numeric_limits<int>::max());
 }
 
 TEST_F(Options, TextOfAFileCannotCommandATerminal) {
   EXPECT_EQ(run("sqz-index", {"info", path("a\x1b[2J\xc2\x9b.sqz")}).err.find_first_of("\x1b\x9b"),
             std::string::npos);
-  write_all(path("m.jsonl"), R"({"key": "a\u001b[2J\u009b\nforged", "capture": "none.h5"})");
+  write_file(path("m.jsonl"), R"({"key": "a\u001b[2J\u009b\nforged", "capture": "none.h5"})");
   const ToolRun failed =
       run("sqz-index", {"build", "--manifest", path("m.jsonl"), "-o", path("out")});
   EXPECT_THAT(failed.err, HasSubstr(R"(a\x1b[2J\x9b\x0aforged)"));

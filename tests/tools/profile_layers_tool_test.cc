@@ -26,8 +26,8 @@ class ProfileTool : public ToolTest {
  protected:
   void SetUp() override {
     ToolTest::SetUp();
-    write_all(path("a.txt"), miles(60));
-    write_all(path("b.txt"), miles(30));
+    write_file(path("a.txt"), miles(60));
+    write_file(path("b.txt"), miles(30));
   }
   Json profile(const std::string& more) const {
     return expect({"sqz-profile-layers -m $MODEL " + more});
@@ -35,10 +35,10 @@ class ProfileTool : public ToolTest {
   // The example model with another config.json.
   void change_model(const std::string& name, const std::string& from, const std::string& to) const {
     fs::copy(kModel, path(name));
-    std::string config = read_all(path(name) + "/config.json");
+    std::string config = read_file(path(name) + "/config.json");
     const size_t at = config.find(from);
     ASSERT_NE(at, std::string::npos);
-    write_all(path(name) + "/config.json", config.replace(at, from.size(), to));
+    write_file(path(name) + "/config.json", config.replace(at, from.size(), to));
   }
   // The example model, but its attention adds nothing: every cosine is 1.
   void make_model_without_attention(const std::string& name) const {
@@ -48,7 +48,7 @@ class ProfileTool : public ToolTest {
       if (tensor.name.find("o_proj") == std::string::npos) continue;
       tensor.data.assign(tensor.data.size(), '\0');
     }
-    write_all(path(name) + "/model.safetensors", weights.bytes());
+    write_file(path(name) + "/model.safetensors", weights.bytes());
   }
 };
 
@@ -75,14 +75,14 @@ TEST_F(ProfileTool, WritesWhatItSaysWhateverTheThreads) {
       EXPECT_GT(budget[l], 100);
     }
   }
-  const std::string text = read_all(path("l.json"));
+  const std::string text = read_file(path("l.json"));
   const Json file = Json::parse(text);
   for (const auto& [field, value] : file.items()) EXPECT_EQ(value, result[field]) << field;
   EXPECT_TRUE(read_layers_file(path("l.json")).ok());
   EXPECT_EQ(files(), "a.txt\nb.txt\nl.json\n");
   for (const char* threads : {"1", "3"}) {
     profile(command + threads);
-    EXPECT_EQ(read_all(path("l.json")), text) << threads;
+    EXPECT_EQ(read_file(path("l.json")), text) << threads;
   }
 }
 
@@ -149,12 +149,12 @@ TEST_F(ProfileTool, BudgetsAreEmbeddedInAnIndexAndServed) {
 }
 
 TEST_F(ProfileTool, RefusesBeforeItWrites) {
-  write_all(path("short.txt"), "A few words.\n");
-  write_all(path("bad.txt"), "good \xff\n");
-  write_all(path("mine.json"), "mine");
+  write_file(path("short.txt"), "A few words.\n");
+  write_file(path("bad.txt"), "good \xff\n");
+  write_file(path("mine.json"), "mine");
   change_model("two", "\"num_hidden_layers\": 6", "\"num_hidden_layers\": 2");
   make_model_without_attention("alike");
-  const std::string before = files(), text = read_all(path("a.txt"));
+  const std::string before = files(), text = read_file(path("a.txt"));
   const std::string tool = "sqz-profile-layers -m $MODEL ", a = tool + "a.txt -o l.json ",
                     measured = a + "--allocate measured ";
   expect_all({
@@ -185,8 +185,8 @@ TEST_F(ProfileTool, RefusesBeforeItWrites) {
        {"cosines: found 1 different one in 6 layers"}},
   });
   EXPECT_EQ(files(), before);
-  EXPECT_EQ(read_all(path("a.txt")), text);
-  EXPECT_EQ(read_all(path("mine.json")), "mine");
+  EXPECT_EQ(read_file(path("a.txt")), text);
+  EXPECT_EQ(read_file(path("mine.json")), "mine");
 }
 
 }  // namespace

@@ -16,7 +16,6 @@
 #include <cctype>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
@@ -24,6 +23,7 @@
 #include <vector>
 
 #include "tests/common/json.h"
+#include "tests/common/temporary_directory.h"
 #include "tests/tools/tool_mains.h"
 
 namespace sqz {
@@ -64,14 +64,8 @@ struct ToolCase {
   std::string input;
 };
 
-inline std::string read_all(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-inline void write_all(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary).write(text.data(), static_cast<long>(text.size()));
-}
+using testing::read_file;
+using testing::write_file;
 
 inline const std::string kModel = SQZ_SOURCE_DIR "/examples/models/nano";
 
@@ -108,7 +102,7 @@ class ToolTest : public ::testing::Test {
   void write_ids(const std::string& name, const std::vector<int32_t>& ids) const {
     std::string text;
     for (const int32_t id : ids) text += concat(id, "\n");
-    write_all(path(name), text);
+    write_file(path(name), text);
   }
 
   // Names in the folder, sorted, one a line: what a tool left behind.
@@ -129,8 +123,8 @@ class ToolTest : public ::testing::Test {
               const std::function<void(pid_t)>& while_running = {}) const {
     const std::string in = (folder_ / "stdin").string(), out = (folder_ / "stdout").string(),
                       err = (folder_ / "stderr").string();
-    write_all(in, input);
-    write_all(err, "");
+    write_file(in, input);
+    write_file(err, "");
     std::vector<char*> argv = {const_cast<char*>(tool.c_str())};
     for (auto& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
@@ -161,8 +155,8 @@ class ToolTest : public ::testing::Test {
     ::waitpid(child, &status, 0);
     ToolRun result;
     result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    result.out = read_all(out);
-    result.err = read_all(err);
+    result.out = read_file(out);
+    result.err = read_file(err);
     return result;
   }
 
@@ -225,7 +219,7 @@ class ToolTest : public ::testing::Test {
 
   // The tool that runs just now has written to its standard error: with --progress, that it works,
   // and is ready for signals.
-  bool has_spoken() const { return !read_all(folder_ / "stderr").empty(); }
+  bool has_spoken() const { return !read_file(folder_ / "stderr").empty(); }
 
   std::filesystem::path folder_;
 };

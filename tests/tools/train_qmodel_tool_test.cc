@@ -12,9 +12,9 @@ class TrainQmodelTool : public ToolTest {
  protected:
   void SetUp() override {
     ToolTest::SetUp();
-    const std::string book = read_all(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
-    write_all(path("train.txt"), book.substr(3000, 24000));
-    write_all(path("other.txt"), book.substr(400000, 6000));
+    const std::string book = read_file(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
+    write_file(path("train.txt"), book.substr(3000, 24000));
+    write_file(path("other.txt"), book.substr(400000, 6000));
   }
   // The command, with values that are small where `more` has none.
   static std::string train(const std::string& more) {
@@ -72,14 +72,14 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndOtherToolsServeIt) {
     EXPECT_LT(row["value"], 1);
   }
 
-  std::string bytes = read_all(path("q.sqz"));
+  std::string bytes = read_file(path("q.sqz"));
   bytes[bytes.size() - 5000] = static_cast<char>(bytes[bytes.size() - 5000] ^ 4);
-  write_all(path("q.sqz"), bytes);
+  write_file(path("q.sqz"), bytes);
   EXPECT_EQ(run("sqz-index", {"verify", path("q.sqz")}).code, 3);
 }
 
 TEST_F(TrainQmodelTool, RefusesBeforeItWrites) {
-  const std::string before = files(), text = read_all(path("other.txt"));
+  const std::string before = files(), text = read_file(path("other.txt"));
   expect_all({{train("-o bad.sqz --buckets 1024"), 3, {"expected at least 32768 for 1024 buckets"}},
               {train("-o bad.sqz --buckets 1"), 2, {"--buckets: expected 2 to "}},
               {train("-o bad.sqz --batch 1"), 2, {"--batch: expected 2 to "}},
@@ -93,7 +93,7 @@ TEST_F(TrainQmodelTool, RefusesBeforeItWrites) {
               {train("--force -o train.txt"), 2, {"train.txt"}},
               {train("--test other.txt --force -o other.txt"), 2, {"other.txt"}}});
   EXPECT_EQ(files(), before);
-  EXPECT_EQ(read_all(path("other.txt")), text);
+  EXPECT_EQ(read_file(path("other.txt")), text);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/libruntime/reference.h"
 #include "tests/training/golden.h"
 #include "training/runner.h"
 
@@ -51,36 +52,28 @@ struct Reference {
   std::vector<std::vector<double>> out;
   std::vector<double> lse, mass;  // mass: [kv_heads, tokens]
 };
-Reference reference(const Case& c, const Input& in) {
+Reference expected_of(const Case& c, const Input& in) {
   Reference ref;
   ref.mass.resize(static_cast<size_t>(c.kv_heads * c.tokens));
+  LayerView view;
+  view.dtype = DType::kF32;
+  view.head_dim = c.dim;
   for (int64_t row = 0; row < c.tokens * c.query_heads; ++row) {
     const int64_t t = row / c.query_heads;
     const int64_t kv = row % c.query_heads / (c.query_heads / c.kv_heads);
     const int64_t begin = c.window > 0 ? std::max<int64_t>(0, t + 1 - c.window) : 0;
-    const float* q = in.q.data_ptr<float>() + row * c.dim;
-    const auto vector_of = [&](const at::Tensor& x, int64_t i) {
-      return x.data_ptr<float>() + (i * c.kv_heads + kv) * c.dim;
-    };
-    std::vector<double> weights;
+    reference::Attention attention(in.q.data_ptr<float>() + row * c.dim, view,
+                                   1 / std::sqrt(static_cast<double>(c.dim)));
     for (int64_t i = begin; i <= t; ++i) {
-      double dot = 0;
-      for (int64_t j = 0; j < c.dim; ++j) dot += double{q[j]} * double{vector_of(in.k, i)[j]};
-      weights.push_back(dot / std::sqrt(static_cast<double>(c.dim)));
+      attention.add(in.k.data_ptr(), in.v.data_ptr(), i * c.kv_heads + kv);
     }
-    const double top = *std::max_element(weights.begin(), weights.end());
-    double sum = 0;
-    for (double& weight : weights) sum += weight = std::exp(weight - top);
-    std::vector<double> out(static_cast<size_t>(c.dim));
+    const reference::State state = attention.state();
     for (int64_t i = begin; i <= t; ++i) {
-      const double weight = weights[static_cast<size_t>(i - begin)] / sum;
-      ref.mass[static_cast<size_t>(kv * c.tokens + i)] += weight;
-      for (int64_t j = 0; j < c.dim; ++j) {
-        out[static_cast<size_t>(j)] += weight * double{vector_of(in.v, i)[j]};
-      }
+      ref.mass[static_cast<size_t>(kv * c.tokens + i)] +=
+          state.weights[static_cast<size_t>(i - begin)];
     }
-    ref.out.push_back(std::move(out));
-    ref.lse.push_back(top + std::log(sum));
+    ref.out.push_back(state.out);
+    ref.lse.push_back(state.lse);
   }
   return ref;
 }
@@ -104,7 +97,7 @@ class Attention : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     in_ = random_input(GetParam());
-    ref_ = reference(GetParam(), in_);
+    ref_ = expected_of(GetParam(), in_);
   }
 
   // Writes and attends in steps of `step` tokens, as a chunked pass does.

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tests/libruntime/reference.h"
 #include "tests/training/golden.h"
 
 namespace sqz {
@@ -56,32 +57,19 @@ class ExactContext final : public FixedContext {
  private:
   void attend_row(int64_t layer, int64_t position, int64_t head, const float* q, float* out,
                   float* lse) const {
-    const int64_t d = model_.head_dim, window = model_.sliding_window[static_cast<size_t>(layer)];
+    const int64_t window = model_.sliding_window[static_cast<size_t>(layer)];
     const Kept& kept = layers_[static_cast<size_t>(layer)];
-    const size_t start = static_cast<size_t>(head / model_.group_size() * tokens_ * d);
-    const float *k = kept.keys.data() + start, *v = kept.values.data() + start;
-    double sum = 0, top = -INFINITY;
-    std::vector<double> logits(static_cast<size_t>(tokens_), -INFINITY);
+    LayerView view;
+    view.dtype = DType::kF32;
+    view.head_dim = model_.head_dim;
+    reference::Attention attention(q, view, model_.attention_scale);
     for (int64_t i = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; i < tokens_;
          ++i) {
-      double dot = 0;
-      for (int64_t j = 0; j < d; ++j) dot += double{q[j]} * double{k[i * d + j]};
-      logits[static_cast<size_t>(i)] = dot * model_.attention_scale;
-      top = std::max(top, logits[static_cast<size_t>(i)]);
+      attention.add(kept.keys.data(), kept.values.data(), head / model_.group_size() * tokens_ + i);
     }
-    std::fill_n(out, d, 0.0f);
-    *lse = -INFINITY;
-    if (top == -INFINITY) return;  // the window has left the context behind
-    std::vector<double> total(static_cast<size_t>(d));
-    for (int64_t i = 0; i < tokens_; ++i) {
-      const double weight = std::exp(logits[static_cast<size_t>(i)] - top);
-      sum += weight;
-      for (int64_t j = 0; j < d; ++j)
-        total[static_cast<size_t>(j)] += weight * double{v[i * d + j]};
-    }
-    for (int64_t j = 0; j < d; ++j)
-      out[j] = static_cast<float>(total[static_cast<size_t>(j)] / sum);
-    *lse = static_cast<float>(top + std::log(sum));
+    const reference::State state = attention.state();
+    for (const double x : state.out) *out++ = static_cast<float>(x);
+    *lse = static_cast<float>(state.lse);
   }
 
   ModelDescription model_;

@@ -3,8 +3,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 
 #include "libindex/builder.h"
@@ -63,9 +61,9 @@ class Builds : public ::testing::TestWithParam<bool> {
   }
   // The file that was built, which is removed.
   std::string take() const {
-    std::ifstream in(folder_.file("a.sqz"), std::ios::binary);
+    std::string bytes = testing::read_file(folder_.file("a.sqz"));
     std::filesystem::remove(folder_.file("a.sqz"));
-    return {std::istreambuf_iterator<char>(in), {}};
+    return bytes;
   }
   // After a build; one that failed leaves nothing, and with `again` one without faults follows it.
   void expect_one_index(bool failed, bool again = true) {

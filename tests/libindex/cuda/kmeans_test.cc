@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <numeric>
 #include <set>
 
@@ -97,24 +96,6 @@ class Problem {
   DeviceArray<uint8_t> workspace_;
 };
 
-// SQZ_TEST_SHRINK=n makes the larger problems n times smaller: for compute-sanitizer, under which
-// they take minutes.
-int shrink() {
-  const char* factor = std::getenv("SQZ_TEST_SHRINK");
-  return factor == nullptr ? 1 : std::max(1, std::atoi(factor));
-}
-
-// The first `count` points of each head.
-std::vector<uint16_t> first_points(const std::vector<uint16_t>& points, const KmeansShape& shape,
-                                   int count) {
-  std::vector<uint16_t> out;
-  for (int64_t head = 0; head < shape.heads; ++head) {
-    const auto begin = points.begin() + head * shape.points * shape.dim;
-    out.insert(out.end(), begin, begin + int64_t{count} * shape.dim);
-  }
-  return out;
-}
-
 const uint16_t* row(const std::vector<uint16_t>& rows, size_t index, int dim) {
   return rows.data() + index * static_cast<size_t>(dim);
 }
@@ -188,13 +169,8 @@ class AssignTest : public testing::TestWithParam<std::tuple<AssignKernel, int>> 
   AssignKernel kernel() const { return std::get<0>(GetParam()); }
   int dim() const { return std::get<1>(GetParam()); }
 
-  void check(KmeansShape shape, std::vector<uint16_t> points,
+  void check(const KmeansShape& shape, const std::vector<uint16_t>& points,
              const std::vector<uint16_t>& centroids) {
-    if (shrink() > 1 && shape.points > 1 && shape.points < 10000) {
-      const int fewer = std::max(shape.clusters, shape.points / shrink());
-      points = first_points(points, shape, fewer);
-      shape.points = fewer;
-    }
     Problem problem(shape, points);
     problem.params.kernel = kernel();
     problem.set_centroids(centroids);
@@ -238,8 +214,7 @@ TEST_P(AssignTest, ShapesThatNoTileDivides) {
 
 // More blocks than the GPU has multiprocessors, rings that wrap around many times.
 TEST_P(AssignTest, ManyBlocks) {
-  const KmeansShape shape =
-      shrink() > 1 ? KmeansShape{1, 35000, dim(), 130} : KmeansShape{3, 20000, dim(), 300};
+  const KmeansShape shape{3, 20000, dim(), 300};
   check(shape, random_rows(static_cast<size_t>(shape.heads * shape.points), dim(), 11),
         unit_rows(static_cast<size_t>(shape.heads * shape.clusters), dim(), 12));
 }
@@ -434,11 +409,9 @@ TEST(KmeansTest, SameBytesFromRunToRunAndKernelToKernel) {
 // changed; with weights every update adds all points. With weights of 1 both must give the same.
 TEST(KmeansTest, KeptSumsAreWholeSums) {
   SQZ_SKIP_WITHOUT_GPU();
-  const auto expect_same = [](KmeansShape shape, std::vector<uint16_t> points, const char* what) {
+  const auto expect_same = [](const KmeansShape& shape, const std::vector<uint16_t>& points,
+                              const char* what) {
     SCOPED_TRACE(what);
-    points = first_points(points, shape, shape.points / shrink());
-    shape.points /= shrink();
-    shape.clusters = std::max(1, shape.clusters / shrink());
     const auto rows = static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.points);
     Problem kept(shape, points), whole(shape, points, std::vector<uint32_t>(rows, 1));
     const Outcome out = kept.run();

@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <numeric>
 
 #include "formats/sqz_file.h"
 #include "libindex/builder.h"
 #include "libindex/cuda/layer_engine.h"
 #include "libindex/layer_store.h"
+#include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_model.h"
 #include "tests/libindex/clustered_data.h"
 #include "tests/libindex/cuda/device.h"
@@ -315,26 +314,6 @@ TEST(CudaLayer, FromDeviceMemoryAsFromTheHost) {
   expect_equal(fill(layer, engine, &rows), expected);
 }
 
-TEST(CudaLayer, GroupsOfHeadsGiveTheSameBytes) {
-  SQZ_SKIP_WITHOUT_GPU();
-  const Layer layer = make_layer(5, 2000, 64, {20, 100});
-  CudaLayerEngine whole(0);
-  const LayerBuffers expected = fill(layer, whole);
-  // One head takes more than 1 MB.
-  for (const size_t bytes : {size_t{2} << 20, size_t{4} << 20}) {
-    CudaLayerEngine engine(0);
-    engine.limit_memory(bytes);
-    int64_t groups = 0;
-    LayerBuffers buffers;
-    ASSERT_TRUE(engine
-                    .fill(
-                        layer.problem(), [&](int64_t, int64_t) { ++groups; }, buffers)
-                    .ok());
-    EXPECT_GT(groups, 1);
-    expect_equal(buffers, expected);
-  }
-}
-
 TEST(CudaLayerMemory, OfOneHeadAndOfAll) {
   const CudaLayerEngine engine(0);
   const Layer five = make_layer(5, 2000, 64, {20, 100}), one = make_layer(1, 2000, 64, {20, 100});
@@ -350,10 +329,13 @@ TEST(CudaLayerMemory, OfOneHeadAndOfAll) {
   EXPECT_LT(engine.memory(problem)->whole, memory.whole);
 }
 
+// Heads are made in groups that fit, with the same bytes.
 TEST(CudaLayer, NeedsTheMemoryThatWasPlanned) {
   SQZ_SKIP_WITHOUT_GPU();
   const Layer layer = make_layer(5, 2000, 64, {20, 100});
-  const LayerMemory planned = CudaLayerEngine(0).memory(layer.problem()).value();
+  CudaLayerEngine whole(0);
+  const LayerBuffers expected = fill(layer, whole);
+  const LayerMemory planned = whole.memory(layer.problem()).value();
   const auto groups = [&](size_t bytes) {
     CudaLayerEngine engine(0);
     engine.limit_memory(bytes);
@@ -361,24 +343,19 @@ TEST(CudaLayer, NeedsTheMemoryThatWasPlanned) {
     LayerBuffers buffers;
     const Status status = engine.fill(
         layer.problem(), [&](int64_t, int64_t) { ++count; }, buffers);
-    return status.ok() ? count : -1;
+    if (status.ok()) {
+      expect_equal(buffers, expected);
+      return count;
+    }
+    EXPECT_EQ(status.code(), Code::kOutOfMemory);
+    EXPECT_NE(status.message().find("one KV head of 2000 tokens"), std::string::npos)
+        << status.message();
+    return int64_t{-1};
   };
   EXPECT_EQ(groups(planned.whole), 1);
   EXPECT_EQ(groups(planned.whole - 1), 2);
   EXPECT_EQ(groups(planned.least), 5);
   EXPECT_EQ(groups(planned.least - 1), -1);
-}
-
-TEST(CudaLayer, TooLittleMemorySaysHowMuch) {
-  SQZ_SKIP_WITHOUT_GPU();
-  const Layer layer = make_layer(2, 2000, 64, {20, 100});
-  CudaLayerEngine engine(0);
-  engine.limit_memory(100000);
-  LayerBuffers buffers;
-  const Status status = engine.fill(layer.problem(), {}, buffers);
-  EXPECT_EQ(status.code(), Code::kOutOfMemory);
-  EXPECT_NE(status.message().find("one KV head of 2000 tokens"), std::string::npos)
-      << status.message();
 }
 
 TEST(CudaLayer, NotFiniteNamesThePlace) {
@@ -432,10 +409,7 @@ TEST(CudaLayer, DenseLayersFromTheDevice) {
 // Whole builds: the file is valid, and the same from run to run.
 TEST(CudaBuild, VerifiesAndRepeats) {
   SQZ_SKIP_WITHOUT_GPU();
-  namespace fs = std::filesystem;
-  const fs::path folder =
-      fs::temp_directory_path() / concat("sqz_cuda_build_", static_cast<int64_t>(getpid()));
-  fs::create_directories(folder);
+  const testing::TemporaryDirectory folder;
   ModelDescription model = testing::tiny_model(3, 4, 2, 64);
   model.sliding_window[1] = 200;
   const std::vector<int32_t> tokens(900, 1);
@@ -443,7 +417,7 @@ TEST(CudaBuild, VerifiesAndRepeats) {
   options.engine = "cuda";
   std::string bytes[2];
   for (std::string& content : bytes) {
-    const std::string path = folder / "a.sqz";
+    const std::string path = folder.file("a.sqz");
     auto builder = IndexBuilder::create(Env::posix(), path, true, model, tokens, "", options);
     ASSERT_TRUE(builder.ok()) << builder.status().message();
     EXPECT_TRUE(builder.value()->takes_device_rows());
@@ -463,12 +437,10 @@ TEST(CudaBuild, VerifiesAndRepeats) {
     const auto file = SqzFile::open(path);
     ASSERT_TRUE(file.ok()) << file.status().message();
     EXPECT_EQ(file.value()->verify().message(), "");
-    std::ifstream in(path, std::ios::binary);
-    content.assign(std::istreambuf_iterator<char>(in), {});
+    content = testing::read_file(path);
   }
   EXPECT_TRUE(bytes[0] == bytes[1]);
   EXPECT_GT(bytes[0].size(), 100000u);
-  fs::remove_all(folder);
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 // prefill_attend() against attention in float64.
 #include <cmath>
-#include <numeric>
 
 #include "tests/libruntime/cuda/prefill_device.h"
 
@@ -150,30 +149,23 @@ class Problem {
   void check_row(int64_t row, const std::vector<const float*>& keys,
                  const std::vector<const float*>& values, const uint16_t* out, float lse,
                  double& error, double& norm, double& lse_error) const {
-    const float* query = &queries_.values[row * c_.dim];
-    std::vector<double> logits(keys.size());
-    double maximum = -INFINITY, sum = 0;
-    for (size_t i = 0; i < keys.size(); ++i) {
-      logits[i] = std::inner_product(query, query + c_.dim, keys[i], 0.0) / std::sqrt(c_.dim);
-      maximum = std::max(maximum, logits[i]);
-    }
-    std::vector<double> expected(c_.dim, 0.0);
-    for (size_t i = 0; i < keys.size(); ++i) {
-      const double weight = std::exp(logits[i] - maximum);
-      sum += weight;
-      for (int c = 0; c < c_.dim; ++c) expected[c] += weight * values[i][c];
-    }
+    LayerView view;
+    view.dtype = DType::kF32;
+    view.head_dim = c_.dim;
+    reference::Attention attention(&queries_.values[row * c_.dim], view, 1 / std::sqrt(c_.dim));
+    for (size_t i = 0; i < keys.size(); ++i) attention.add(keys[i], values[i], 0);
+    const reference::State expected = attention.state();
     if (keys.empty()) {
       ASSERT_EQ(lse, -INFINITY) << "row " << row;
     } else {
-      lse_error = std::max(lse_error, std::abs(lse - maximum - std::log(sum)));
+      lse_error = std::max(lse_error, std::abs(lse - expected.lse));
       ASSERT_FALSE(std::isnan(lse)) << "row " << row;
     }
     for (int c = 0; c < c_.dim; ++c) {
       const double got =
           c_.dtype == DType::kBF16 ? to_float(BFloat16{out[c]}) : to_float(Float16{out[c]});
       ASSERT_FALSE(std::isnan(got)) << "row " << row << " column " << c;
-      const double want = keys.empty() ? 0 : expected[c] / sum;
+      const double want = expected.out[c];
       error += (got - want) * (got - want);
       norm += want * want;
     }
