@@ -106,7 +106,7 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
   const int64_t each = part_of(call.tokens, most_);
   for (int64_t first = 0; first < call.tokens; first += each) {
     const int64_t requests = std::min(each, call.tokens - first);
-    const CallRows rows = rows_from(call, setup_.model(), first);
+    const CallRows rows = rows_from(call, first);
     attend.queries = rows.q;
     attend.out = rows.out;
     attend.lse = rows.lse;

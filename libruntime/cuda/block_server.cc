@@ -7,6 +7,7 @@
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 
 namespace sqz::cuda {
 namespace {
@@ -51,12 +52,12 @@ Status BlockServer::allocate() {
   if (wanted_ != nullptr) {
     SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, kScopes, wanted_));
   }
-  if (setup_.max_request_tokens == 1) return {};
-  if (setup_.index->metadata().rows != RowKind::k16) {
+  const bool single = setup_.max_request_tokens == 1, usual_dim = is_kernel_dim(shape_.dim);
+  if (setup_.index->metadata().rows != RowKind::k16 && !(single && usual_dim)) {
     SQZ_RETURN_IF_ERROR(
         take_memory(unpacked_memory_, [&](void* base) { return lay_out_unpacked(base); }));
   }
-  if (!setup_.device.has_wgmma()) return {};
+  if (single || !usual_dim || !setup_.device.has_wgmma()) return {};
   level_maps_.resize(setup_.lookups.size() * kMostLevels);
   // The sm80 lookups serve the other selectors.
   const bool finds = setup_.clusters || !setup_.blocks_look_up;
@@ -78,8 +79,10 @@ size_t BlockServer::lay_out(bool sm90, void* base) {
                              prefill_attend_workspace(shape_, chunk, multiprocessors));
     attend_memory_ = layout.take<std::byte>(attend_bytes_);
   } else {
-    partials_ = layout.take<float>(
-        static_cast<int64_t>(sm80_attend_workspace(multiprocessors, shape_.dim) / sizeof(float)));
+    int64_t values = 0;
+    for (const LayerView& view : setup_.index->layers) values = std::max(values, view.value_dim);
+    const size_t bytes = sm80_attend_workspace(multiprocessors, static_cast<int>(values));
+    partials_ = layout.take<float>(static_cast<int64_t>(bytes / sizeof(float)));
     chunk.tokens = static_cast<int32_t>(std::min<int64_t>(tokens, to.blocks * block_tokens));
   }
   if (width_ == 0) return layout.used();
@@ -101,15 +104,17 @@ size_t BlockServer::lay_out(bool sm90, void* base) {
 }
 
 size_t BlockServer::lay_out_unpacked(void* base) {
-  const ModelDescription& model = setup_.model();
-  int64_t slots = 0;  // of the layer with most
+  int64_t slots = 0, keys = 0, values = 0;  // of the layer with most
   for (const LayerView& view : setup_.index->layers) {
-    if (view.coded_keys.bits > 0) slots = std::max(slots, view.slots);
+    if (view.coded_keys.bits == 0) continue;
+    slots = std::max(slots, view.slots);
+    keys = std::max(keys, view.kv_heads * view.slots * view.head_dim);
+    values = std::max(values, view.kv_heads * view.slots * view.value_dim);
   }
   Layout layout(base);
-  unpacked_.keys = layout.take<uint16_t>(model.kv_heads * slots * model.head_dim);
-  unpacked_.values = layout.take<uint16_t>(model.kv_heads * slots * model.head_dim);
-  unpacked_.bits = layout.take<uint32_t>(2 * model.kv_heads * UnpackedRows::words(slots));
+  unpacked_.keys = layout.take<uint16_t>(keys);
+  unpacked_.values = layout.take<uint16_t>(values);
+  unpacked_.bits = layout.take<uint32_t>(2 * shape_.kv_heads * UnpackedRows::words(slots));
   return layout.used();
 }
 
@@ -123,7 +128,7 @@ Result<RunLists> BlockServer::look_up(const AttendCall& call, const BlockChunk& 
   PrefillLookup lookup;
   lookup.shape = shape_;
   lookup.blocks = chunk.blocks;
-  lookup.queries = rows_from(call, setup_.model(), chunk.first).q;
+  lookup.queries = rows_from(call, chunk.first).q;
   lookup.q_dtype = call.dtype;
   lookup.counters = counters;
   for (int k = 0; k < levels.levels; ++k) {
@@ -163,7 +168,7 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const Chunk& memory = sm90 ? sm90_ : sm80_;
   // Single tokens read their own lists as decoding does, and codes as they are.
-  const bool single = looks_up && !sm90 && is_single(call);
+  const bool single = looks_up && !sm90 && is_kernel_dim(params.dim) && is_single(call);
   const bool coded = params.coded.present() && !single;
   const int64_t most = single ? kMostPairs / shape_.kv_heads : memory.blocks;
   AttendParams own = params;  // as attention reads it: no rows of codes
@@ -195,7 +200,7 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
   for (size_t begin = 0; begin < chunks_.size();) {
     SQZ_ASSIGN_OR_RETURN(const BlockChunk chunk,
                          chunks_.next(begin, std::min(most, memory.blocks), memory.table, stream));
-    const CallRows rows = rows_from(call, setup_.model(), chunk.first);
+    const CallRows rows = rows_from(call, chunk.first);
     own.q = rows.q;
     own.out = rows.out;
     own.lse = rows.lse;

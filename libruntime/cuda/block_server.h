@@ -1,8 +1,9 @@
-// Calls with several query tokens a request, and single tokens whose selection decode_lookup() does
-// not make: cut into blocks that share a selection, as the CPU backend does, and into chunks of
-// them, with the memory for it. The kernels for Hopper (prefill/*/sm90) serve what they can; the
-// sm80 ones serve on other GPUs and what is left, and look up for the selectors quest and saap in
-// any case. Rows of codes that a prompt reads are unpacked to 16 bits first.
+// Calls with several query tokens a request, single tokens whose selection decode_lookup() does not
+// make, and layers that differ from the model's others or have unusual dimensions: cut into blocks
+// that share a selection, as the CPU backend does, and into chunks of them, with the memory for it.
+// The kernels for Hopper (prefill/*/sm90) serve what they can; the sm80 ones serve on other GPUs
+// and what is left, and look up for the selectors quest and saap in any case. Rows of codes that a
+// prompt reads are unpacked to 16 bits first.
 #pragma once
 
 #include <memory>

@@ -71,8 +71,8 @@ Status BucketLookup::look_up(const AttendCall& call, const BlockChunk& chunk,
   classify.scores = scores;
   classify.network = setup_.uploaded->layer(call.layer).classifier;
   if (call.q_before_rope != nullptr) {
-    classify.lookup.queries = static_cast<const std::byte*>(call.q_before_rope) +
-                              row_bytes(call, setup_.model(), chunk.first);
+    classify.lookup.queries =
+        static_cast<const std::byte*>(call.q_before_rope) + query_bytes(call, chunk.first);
   } else {
     classify.frequencies = static_cast<const float*>(frequencies_.data());
     classify.shrink = rope_.shrink();

@@ -60,11 +60,11 @@ class Placement {
     return reinterpret_cast<const uint32_t*>(first);
   }
   // Rows of 8 bits, if there are any.
-  CodedRows take_codes(int64_t layer, const CodedRows& from, const LayerView& view) {
+  CodedRows take_codes(int64_t layer, const CodedRows& from, const LayerView& view, int64_t dim) {
     const int64_t count = from.bits > 0 ? view.kv_heads * view.slots : 0;
     const auto* scales = static_cast<const std::byte*>(from.scales);
     return {.bits = from.bits,
-            .codes = take(layer, from.codes, count * view.head_dim),
+            .codes = take(layer, from.codes, count * dim),
             .scales = take(layer, scales, count * dtype_size(view.dtype))};
   }
   size_t used() const { return used_; }
@@ -130,17 +130,20 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     const LayerView& view = index_->layers[static_cast<size_t>(l)];
     const LayerTable& table = index_->tables[static_cast<size_t>(l)];
     const int64_t heads = view.kv_heads;
-    const int64_t row = heads * view.head_dim * dtype_size(view.dtype);
+    const int64_t size = heads * dtype_size(view.dtype);
     DeviceLayer& out = layers_[static_cast<size_t>(l)];
     out.levels = view.levels;
     const auto rows = [&](const void* from, int64_t count) {
-      return place.take(l, static_cast<const std::byte*>(from), row * count);
+      return place.take(l, static_cast<const std::byte*>(from), size * view.head_dim * count);
+    };
+    const auto value_rows = [&](const void* from, int64_t count) {
+      return place.take(l, static_cast<const std::byte*>(from), size * view.value_dim * count);
     };
     for (int k = 0; k < view.levels; ++k) {
       const LevelView& level = view.level[k];
       out.level[k] = {.clusters = level.clusters,
                       .centroids = rows(level.centroids, level.clusters),
-                      .value_means = rows(level.value_means, level.clusters),
+                      .value_means = value_rows(level.value_means, level.clusters),
                       .offsets = place.take(l, table.level[k].offsets),
                       .sizes = place.take(l, table.level[k].sizes),
                       .log_sizes = place.take(l, table.level[k].log_sizes)};
@@ -160,11 +163,11 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     out.exact = view.exact;
     out.positions = place.take(l, view.positions, heads * view.slots * 4);
     out.exact_keys = rows(view.exact_keys, view.exact);
-    out.exact_values = rows(view.exact_values, view.exact);
+    out.exact_values = value_rows(view.exact_values, view.exact);
     out.keys = rows(view.keys, view.slots);
-    out.values = rows(view.values, view.slots);
-    out.coded_keys = place.take_codes(l, view.coded_keys, view);
-    out.coded_values = place.take_codes(l, view.coded_values, view);
+    out.values = value_rows(view.values, view.slots);
+    out.coded_keys = place.take_codes(l, view.coded_keys, view, view.head_dim);
+    out.coded_values = place.take_codes(l, view.coded_values, view, view.value_dim);
     if (out.coded_keys.bits > 0) {
       const LevelTable& finest = table.level[static_cast<size_t>(view.levels - 1)];
       out.clusters_of_slots = place.take_clusters(l, finest.offsets, heads, view.slots);

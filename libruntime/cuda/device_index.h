@@ -16,7 +16,7 @@ namespace sqz::cuda {
 struct DeviceLevel {
   int64_t clusters = 0;               // n_k
   const void* centroids = nullptr;    // [Hkv, n_k, d] bf16 or f16
-  const void* value_means = nullptr;  // [Hkv, n_k, d]; null if the index has none
+  const void* value_means = nullptr;  // [Hkv, n_k, dv]; null if the index has none
   const uint32_t* offsets = nullptr;  // [Hkv, n_k + 1]: first child, or first slot
   const uint32_t* sizes = nullptr;    // [Hkv, n_k]: keys below
   const float* log_sizes = nullptr;   // [Hkv, n_k], natural
@@ -36,13 +36,13 @@ struct DeviceLayer {
   int64_t slots = 0;                    // M
   const uint32_t* positions = nullptr;  // [Hkv, M]
   const void* keys = nullptr;           // [Hkv, M, d]
-  const void* values = nullptr;
+  const void* values = nullptr;         // [Hkv, M, dv]
   // Rows of 8 bits in their place, device pointers; bits 0: none.
   CodedRows coded_keys, coded_values;
   const uint32_t* clusters_of_slots = nullptr;  // [Hkv, M] as CodedSource::clusters; rows of codes
   int64_t exact = 0;                            // E
   const void* exact_keys = nullptr;             // [Hkv, E, d]
-  const void* exact_values = nullptr;
+  const void* exact_values = nullptr;           // [Hkv, E, dv]
 };
 
 class DeviceIndex {

@@ -1,10 +1,12 @@
 #include "libruntime/cuda/session.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "libruntime/cuda/call_parts.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
+#include "libruntime/kernels/cuda/prefill/common/block_table.h"
 
 namespace sqz::cuda {
 namespace {
@@ -21,6 +23,7 @@ bool has_blocks(const AttendCall& call) {
 
 CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   const bool selecting = selects(call.layer), looks_up = selecting && static_ == nullptr;
+  if (!usual_[at(call.layer)]) return Route::kPrefillSm80;
   if (blocks_ != nullptr && has_blocks(call)) {
     return blocks_->takes_sm90(call) ? Route::kPrefillSm90 : Route::kPrefillSm80;
   }
@@ -32,13 +35,15 @@ CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
 }
 
 Status CudaSession::check_call(const AttendCall& call) const {
-  if (index_->metadata().layers[static_cast<size_t>(call.layer)].window > 0) {
-    return unsupported_on_gpu("found a layer with a sliding window", "layers with full attention");
+  if (is_recent(call.layer) && call.device_positions == nullptr && call.positions == nullptr) {
+    return {Code::kInvalidArgument,
+            concat("positions: found null, expected the tokens' positions: layer ", call.layer,
+                   " has a sliding window")};
   }
   if (selects(call.layer) && buckets_ != nullptr) {
     SQZ_RETURN_IF_ERROR(BucketLookup::check(call));
   }
-  if (is_coded(call.layer)) return {};
+  if (is_coded(call.layer) || !usual_[at(call.layer)]) return {};
   if (max_request_tokens_ > 1 || !has_blocks(call)) return {};
   // Without a lookup every token reads the same keys.
   if (!selects(call.layer) || static_ != nullptr) return {};
@@ -49,7 +54,7 @@ Status CudaSession::check_call(const AttendCall& call) const {
 LookupParams CudaSession::lookup_params(const AttendCall& call, int64_t first,
                                         int64_t requests) const {
   LookupParams params = lookups_[static_cast<size_t>(call.layer)];
-  params.q = rows_from(call, index_->metadata().model, first).q;
+  params.q = rows_from(call, first).q;
   params.q_dtype = call.dtype;
   params.requests = static_cast<int32_t>(requests);
   return params;
@@ -64,19 +69,20 @@ Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t reque
 AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
                                         int64_t requests) const {
   const DeviceLayer& layer = uploaded_->layer(call.layer);
-  const LookupParams lookup = lookup_params(call, first, requests);
-  const CallRows rows = rows_from(call, index_->metadata().model, first);
+  const LayerGeometry& geometry = geometry_[at(call.layer)];
+  const CallRows rows = rows_from(call, first);
   AttendParams params;
   params.q = rows.q;
   params.out = rows.out;
   params.lse = rows.lse;
   params.q_dtype = call.dtype;
-  params.dtype = lookup.dtype;
-  params.dim = params.value_dim = lookup.dim;
-  params.requests = lookup.requests;
-  params.kv_heads = lookup.kv_heads;
-  params.group = lookup.group;
-  params.scale = lookup.scale;
+  params.dtype = index_->metadata().dtype;
+  params.dim = static_cast<int32_t>(geometry.head_dim);
+  params.value_dim = static_cast<int32_t>(geometry.value_dim);
+  params.requests = static_cast<int32_t>(requests);
+  params.kv_heads = static_cast<int32_t>(geometry.kv_heads);
+  params.group = static_cast<int32_t>(geometry.group_size());
+  params.scale = static_cast<float>(geometry.attention_scale) * kLog2E;
   params.slots = layer.slots;
   params.exact = layer.exact;
   params.keys = layer.keys;
@@ -88,6 +94,13 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
     params.lists = static_ != nullptr ? static_->lists(call.layer) : lists_;
     params.exact_skipped = std::max(exact_skipped_, call.skip);
     params.after_lookup = static_ == nullptr;
+  }
+  if (is_recent(call.layer)) {
+    params.positions = call.device_positions != nullptr ? call.device_positions : positions_;
+    params.offset = call.offset;
+    params.exact_position = index_->metadata().tokens - layer.exact;
+    params.window = geometry.window;
+    params.chunk = geometry.chunk;
   }
   // The keys of a static selector are counted before.
   if (!params.lists.of_heads) params.counters = &counters_[call.layer].selections;
@@ -111,10 +124,26 @@ Status CudaSession::count_known(const AttendCall& call) {
       static_cast<cudaStream_t>(call.stream));
 }
 
+// Positions that the host has to positions_, by value, so that a graph keeps them.
+Status CudaSession::write_positions(const AttendCall& call) const {
+  for (int64_t first = 0; first < call.tokens; first += kTablePart) {
+    TablePart part;
+    part.count = static_cast<int32_t>(std::min<int64_t>(call.tokens - first, kTablePart));
+    static_assert(sizeof(part.blocks[0]) == sizeof(int64_t));
+    std::memcpy(part.blocks, call.positions + first, at(part.count) * sizeof(int64_t));
+    SQZ_RETURN_IF_ERROR(write_table(part, reinterpret_cast<int2*>(positions_ + first),
+                                    static_cast<cudaStream_t>(call.stream)));
+  }
+  return {};
+}
+
 Status CudaSession::attend(const AttendCall& call) {
   SQZ_RETURN_IF_ERROR(check_call(call));
   SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
   const CurrentDevice current(device());
+  if (is_recent(call.layer) && call.device_positions == nullptr) {
+    SQZ_RETURN_IF_ERROR(write_positions(call));
+  }
   if (selects(call.layer) && static_ != nullptr) SQZ_RETURN_IF_ERROR(count_known(call));
   const bool looks_up = selects(call.layer) && static_ == nullptr;
   const auto all = [&] { return attend_params(call, 0, call.tokens); };
@@ -170,7 +199,7 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   SQZ_RETURN_IF_ERROR(check_call(call));
   SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
   const CurrentDevice current(device());
-  const auto heads = static_cast<size_t>(index_->metadata().model.kv_heads);
+  const auto heads = static_cast<size_t>(geometry_[at(call.layer)].kv_heads);
   const int64_t slots = uploaded_->layer(call.layer).slots;
   const Route route = route_of(call);
   found_.assign(heads, {});
@@ -210,6 +239,8 @@ Result<Counters> CudaSession::totals(int64_t layer) {
 Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) const {
   const LayerView& view = index_->layers[static_cast<size_t>(layer)];
   const auto row = static_cast<uint64_t>(view.head_dim * dtype_size(view.dtype));
+  const auto both =
+      static_cast<uint64_t>((view.head_dim + view.value_dim) * dtype_size(view.dtype));
   const uint64_t heads = found.selections * static_cast<uint64_t>(view.kv_heads);
   const auto exact = static_cast<uint64_t>(view.exact);
   const auto skipped = selects(layer) ? static_cast<uint64_t>(exact_skipped_) : 0;
@@ -221,9 +252,9 @@ Counters CudaSession::counters_of(int64_t layer, const DeviceCounters& found) co
     // The keys that a pruned layer left out were possible, too.
     out.keys_possible = heads * static_cast<uint64_t>(index_->metadata().tokens - view.exact);
   }
-  out.bytes_read = (2 * heads * (exact - skipped) + found.vectors) * row +
+  out.bytes_read = heads * (exact - skipped) * both + found.vectors * row +
                    out.keys_read * static_cast<uint64_t>(view.slot_bytes());
-  out.bytes_dense = 2 * (out.keys_possible + heads * exact) * row;
+  out.bytes_dense = (out.keys_possible + heads * exact) * both;
   return out;
 }
 

@@ -44,6 +44,7 @@ class CudaSession final : public ServingSession {
   CudaSession(std::shared_ptr<const ServedIndex> index, std::shared_ptr<DeviceIndex> uploaded,
               const SessionOptions& options);
   Status prepare(const SelectionRequest& request);
+  Status check_layers();
   std::vector<LookupParams> lookups_of(const LookupParams& shape) const;
   void list_static_runs(const Selector& selector);
   Status allocate();
@@ -52,6 +53,7 @@ class CudaSession final : public ServingSession {
 
   Counters counters_of(int64_t layer, const DeviceCounters& found) const;
   bool selects(int64_t layer) const;
+  static size_t at(int64_t layer) { return static_cast<size_t>(layer); }
   // The kernels that serve a call. This is the one place that decides.
   enum class Route {
     kDecode,       // a token a request; each reads its own selection
@@ -64,9 +66,11 @@ class CudaSession final : public ServingSession {
   LookupParams lookup_params(const AttendCall& call, int64_t first, int64_t requests) const;
   AttendParams attend_params(const AttendCall& call, int64_t first, int64_t requests) const;
   Status count_known(const AttendCall& call);
+  Status write_positions(const AttendCall& call) const;
   Status look_up(const AttendCall& call, int64_t first, int64_t requests);
   Status read_runs(const AttendCall& call, const RunLists& lists);
   bool is_coded(int64_t layer) const { return uploaded_->layer(layer).coded_keys.bits > 0; }
+  bool is_recent(int64_t layer) const { return geometry_[at(layer)].kind == LayerKind::kRecent; }
   bool is_saap() const { return selector_ == SelectorKind::kSaap; }
 
   std::shared_ptr<const ServedIndex> index_;
@@ -79,6 +83,10 @@ class CudaSession final : public ServingSession {
   TeamSizes team_sizes_;
   int64_t decoded_ = 0;  // most requests whose selections decode_lookup() makes at once
   Device gpu_;
+  std::vector<LayerGeometry> geometry_;  // [layers]
+  // [layers] Whether all kernels serve it: it has the shape of the model's full layers, and keys
+  // and values of a usual dimension. The sm80 ones serve the others.
+  std::vector<bool> usual_;
   const bool sm80_only_;                            // the sm80 kernels serve everything, for tests
   std::unique_ptr<BlockServer> blocks_;             // null: one token a request only
   std::vector<StaticLists::HeadRuns> static_runs_;  // [layers] until they are on the GPU
@@ -93,7 +101,8 @@ class CudaSession final : public ServingSession {
   RunLists lists_;
   DeviceCounters* counters_ = nullptr;  // [layers], device
   void* attend_workspace_ = nullptr;
-  uint32_t* wanted_ = nullptr;  // [layers, Hkv], device
+  uint32_t* wanted_ = nullptr;    // [layers, Hkv], device
+  int64_t* positions_ = nullptr;  // [max_tokens], device; of recent layers
 
   // The last select().
   std::vector<HeadSelection> selections_;

@@ -2,10 +2,11 @@
 #include "libruntime/cuda/session.h"
 
 #include <algorithm>
-#include <numbers>
 
+#include "libruntime/cuda/call_parts.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/wanted_keys.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
 #include "libruntime/select/registry.h"
 #include "libruntime/select/static_selection.h"
 
@@ -14,8 +15,6 @@ namespace {
 
 constexpr int64_t kChunkBytes = int64_t{128} << 20;  // of the workspace of lookups
 constexpr int64_t kMostTokens = int64_t{1} << 24;
-constexpr auto kLog2E = static_cast<float>(std::numbers::log2e);
-
 static_assert(kMostLevels == kMaxLevels);
 
 // Sets `to.levels` and the levels that a selector looks up in a layer.
@@ -163,6 +162,7 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   if (!plan_.dense && is_static(selector_)) list_static_runs(*prepared.selector);
   SQZ_ASSIGN_OR_RETURN(gpu_, read_device(device()));
   if (sm80_only_) gpu_.capability = gpu_.compiled = 80;
+  SQZ_RETURN_IF_ERROR(check_layers());
   LookupParams shape;
   shape.dtype = index_->metadata().dtype;
   shape.dim = static_cast<int32_t>(model.head_dim);
@@ -173,15 +173,31 @@ Status CudaSession::prepare(const SelectionRequest& request) {
   shape.rule = !plan_.head_keep.empty() || selector_ != SelectorKind::kSqueezed
                    ? LookupRule::kBudget
                    : LookupRule::kThreshold;
-  if (model.kv_heads > kMostPairs || model.group_size() > kMostGroup ||
-      !is_kernel_dim(model.head_dim)) {
-    return {
-        Code::kUnsupported,
-        concat("device_type 2 (CUDA): found ", model.kv_heads, " KV heads, ", model.group_size(),
-               " query heads each, head dimension ", model.head_dim, "; expected at most ",
-               kMostPairs, ", at most ", kMostGroup, ", and 64, 96, 128 or 256")};
-  }
   lookups_ = lookups_of(shape);
+  return {};
+}
+
+Status CudaSession::check_layers() {
+  const ModelDescription& model = index_->metadata().model;
+  for (int64_t l = 0; l < model.layers; ++l) {
+    const LayerGeometry& own = geometry_.emplace_back(model.layer(l));
+    const bool same = own.head_dim == own.value_dim;
+    usual_.push_back(model.may_select(l) && same && is_kernel_dim(own.head_dim));
+    if (!own.has_keys()) continue;
+    if (own.kv_heads > kMostPairs || own.group_size() > kMostGroup) {
+      return {Code::kUnsupported,
+              concat("device_type 2 (CUDA): found ", own.kv_heads, " KV heads with ",
+                     own.group_size(), " query heads each in layer ", l, "; expected at most ",
+                     kMostPairs, ", and at most ", kMostGroup)};
+    }
+    if (!are_kernel_dims(own.head_dim, own.value_dim)) {
+      return no_such_dims(own.head_dim, own.value_dim);
+    }
+  }
+  if (selector_ == SelectorKind::kQuest && !plan_.dense && model.head_dim > kMostPageDim) {
+    return unsupported_on_gpu(concat("found pages of head dimension ", model.head_dim).c_str(),
+                              "at most 256");
+  }
   return {};
 }
 
@@ -237,6 +253,7 @@ size_t CudaSession::lay_out(void* base) {
   attend_workspace_ = layout.take<std::byte>(static_cast<int64_t>(
       decode_attend_workspace(gpu_.multiprocessors, static_cast<int>(model.head_dim))));
   wanted_ = layout.take<uint32_t>(std::ssize(lookups_) * model.kv_heads);
+  positions_ = layout.take<int64_t>(max_tokens_);
   LookupParams shared;
   shared.width = width;
   shared.alive = layout.take<uint32_t>(pairs * 2 * width);
@@ -295,10 +312,12 @@ Status CudaSession::create_servers() {
     SQZ_ASSIGN_OR_RETURN(buckets_, BucketLookup::create(setup));
     setup.buckets = buckets_.get();
   }
-  if (std::min(max_tokens_, chunk_) > 1 && gpu_.has_wgmma()) {
+  const int64_t dim = index_->metadata().model.head_dim;
+  if (std::min(max_tokens_, chunk_) > 1 && gpu_.has_wgmma() && is_kernel_dim(dim)) {
     SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(setup, chunk_));
   }
-  if (max_request_tokens_ > 1 || (selecting != nullptr && decoded_ == 0)) {
+  const bool all_usual = std::find(usual_.begin(), usual_.end(), false) == usual_.end();
+  if (max_request_tokens_ > 1 || !all_usual || (selecting != nullptr && decoded_ == 0)) {
     SQZ_ASSIGN_OR_RETURN(blocks_, BlockServer::create(setup));
   }
   return {};

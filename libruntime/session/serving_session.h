@@ -40,6 +40,9 @@ struct AttendCall {
   const int64_t* positions = nullptr;                    // [T] or null, on the host
   int64_t offset = 0;               // position of the context's first token: of `positions`
   int64_t skip = 0;                 // first tokens of the context that are not attended
+  // CUDA: the same in device memory, for layers with a window; where they are not null, `positions`
+  // are not looked at.
+  const int64_t* device_positions = nullptr;
   const int64_t* indptr = nullptr;  // [requests + 1] or null, on the host
   int64_t requests = 0;
   void* stream = nullptr;               // cudaStream_t; CUDA only

@@ -96,8 +96,10 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
   const bool is_long = chance(8);
   const int64_t layers = between(b.partition == Partition::kBuckets ? 2 : 1, is_long ? 2 : 3);
   const int64_t kv_heads = between(1, is_long ? 2 : 3);
-  const int64_t group = is_long ? between(1, 2) : pick({1, 1, 2, 2, 3, 4, 7, 8});
-  const int64_t dim = gpu       ? pick({64, 64, 96, 128, 256})
+  const int64_t group = is_long ? between(1, 2)
+                        : gpu   ? pick({1, 2, 3, 4, 7, 8, 10, 12, 16})
+                                : pick({1, 1, 2, 2, 3, 4, 7, 8});
+  const int64_t dim = gpu ? pick({64, 64, 80, 96, 128, 128, 160, 192, 256, part < 6 ? 512 : 256})
                       : is_long ? 16
                                 : pick({8, 7, 10, 16, 16, 64, 64, 96, 128});
   c.tokens = is_long ? between(4100, 4600) : between(120, chance(15) ? 1800 : 600);
@@ -122,7 +124,7 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
     const auto sparse = static_cast<int64_t>(seed) % layers;
     if (b.compress.rows != RowKind::k16 && layers > 1 && chance(30)) b.compress.layers16 = {sparse};
   }
-  for (int64_t l = 0; l < layers && !gpu && b.partition != Partition::kBuckets; ++l) {
+  for (int64_t l = 0; l < layers && b.partition != Partition::kBuckets; ++l) {
     if (l == static_cast<int64_t>(seed) % layers) continue;  // one layer is sparse
     if (chance(15)) c.model.sliding_window[l] = between(1, c.tokens + 50);
   }

@@ -77,6 +77,8 @@ class DeviceCall {
     call = testing::make_call(layer, tokens_, q_.get(), options_);
     call.out = out_.get();
     const int64_t heads = served.options.query_heads;
+    call.query_heads = heads;
+    call.head_dim = call.value_dim = served.options.head_dim;
     const bool turned = tokens_ % 2 == 0;
     call.lse = {lse_.get(), heads, turned ? 1 : heads, turned ? tokens_ : 1};
   }

@@ -67,8 +67,9 @@ TEST_F(Serving, ShapesAndGroups) {
   const BlockOptions prompt = {.block = 32}, sm80 = {.block = 32, .sm80_kernels = true};
   const BlockOptions prompt_f32 = {.block = 32, .dtype = DType::kF32},
                      sm80_f32 = {.block = 32, .dtype = DType::kF32, .sm80_kernels = true};
-  for (const int64_t dim : {64, 96, 128, 256}) {
+  for (const int64_t dim : {64, 80, 96, 128, 160, 192, 256, 512}) {
     for (const int64_t group : {1, 4, 7, 8, 10, 16}) {
+      if ((group == 1 || group == 8) && (dim % 64 != 0 || dim == 192)) continue;
       SCOPED_TRACE(concat("dim ", dim, ", group ", group));
       const Served served = serve(shape(dim, group, {40, 211}));
       for (const double read : {compare(served, flat, {1}), compare(served, flat, {70}, prompt),
@@ -84,6 +85,7 @@ TEST_F(Serving, ShapesAndGroups) {
       compare(served, by_budget(0.1), {70}, prompt);
       compare(served, deep, {70}, sm80_f32);
       compare(served, by_budget(0.1), {70}, sm80);
+      if (dim > 256) continue;
       const Served paged = serve(pages(dim, group, group == 7 ? 9 : 16));
       EXPECT_NEAR(compare(paged, quest(0.1), {70}, prompt), 0.1, 0.005);
       compare(paged, quest(0.05), {37}, prompt_f32);
@@ -247,7 +249,7 @@ double compare(const Compressed& index, const SelectionRequest& selection, const
 
 TEST_F(Serving, ShapesOfCodedRows) {
   const auto deep = with_thresholds({1e-4, 3e-4});
-  for (const int64_t dim : {64, 96, 128, 256}) {
+  for (const int64_t dim : {64, 96, 128, 160, 256}) {
     for (const int64_t group : {1, 4, 7, 12}) {
       SCOPED_TRACE(concat("dim ", dim, ", group ", group));
       TinyIndexOptions options = shape(dim, group, {40, 211});

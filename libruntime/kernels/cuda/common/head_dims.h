@@ -62,6 +62,8 @@ inline bool are_kernel_dims(int64_t dim, int64_t values) {
   return for_dims(dim, values, false, [](auto, auto) { return true; });
 }
 
+inline constexpr int64_t kMostPageDim = 256;  // of keys that are looked up by pages
+
 // The largest GQA group of kernels that hold it in the 16 rows of an mma.
 inline constexpr int kMostGroup = 16;
 inline Status check_group(int group) {

@@ -10,7 +10,7 @@ namespace sqz::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kMostHalf = 128;  // head dimension 256
+constexpr int kMostHalf = 256;  // head dimension 512
 constexpr int64_t kMostGrid = 65536;
 
 struct TurnRowsParams {

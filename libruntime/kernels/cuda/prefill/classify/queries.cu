@@ -10,7 +10,7 @@ namespace sqz::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kMostHalf = 128;  // of a query's dimensions
+constexpr int kMostHalf = 256;  // of a query's dimensions
 
 struct SplitCall {
   const void* q = nullptr;  // from the stretch's first token on
