@@ -38,8 +38,8 @@ struct AttendCall {
   void* out = nullptr;                                   // [T, Hq, dv]
   LseRows lse;                                           // of all rows
   const int64_t* positions = nullptr;                    // [T] or null, on the host
-  int64_t offset = 0;               // position of the context's first token: of `positions`
-  int64_t skip = 0;                 // first tokens of the context that are not attended
+  int64_t offset = 0;  // position of the context's first token: of `positions`
+  int64_t skip = 0;    // first tokens of the context that are not attended
   // CUDA: the same in device memory, for layers with a window; where they are not null, `positions`
   // are not looked at.
   const int64_t* device_positions = nullptr;

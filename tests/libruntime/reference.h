@@ -230,7 +230,7 @@ inline Selected best_pages(const LayerView& view, const std::vector<double>& bou
 // ---- Attention of one query row.
 
 struct State {
-  std::vector<double> out;  // [d]
+  std::vector<double> out;  // [dv]
   double lse = -kInfinity;
   std::vector<double> weights;  // of the keys, as they were added
 };
@@ -239,7 +239,10 @@ struct State {
 class Attention {
  public:
   Attention(const float* q, const LayerView& view, double scale)
-      : q_(q), view_(view), scale_(scale) {}
+      : q_(q),
+        view_(view),
+        values_dim_(view.value_dim > 0 ? view.value_dim : view.head_dim),
+        scale_(scale) {}
 
   // Key and value are rows of arrays like LayerView's.
   void add(const void* keys, const void* values, int64_t row) {
@@ -248,7 +251,7 @@ class Attention {
   }
 
   State state() const {
-    State state{std::vector<double>(view_.head_dim, 0.0), -kInfinity, {}};
+    State state{std::vector<double>(values_dim_, 0.0), -kInfinity, {}};
     if (logits_.empty()) return state;
     const double top = *std::max_element(logits_.begin(), logits_.end());
     double denominator = 0;
@@ -257,8 +260,8 @@ class Attention {
       denominator += weight;
       state.weights.push_back(weight);
       const auto& [values, row] = values_[j];
-      for (int64_t c = 0; c < view_.head_dim; ++c) {
-        state.out[c] += weight * element(view_.dtype, values, row * view_.head_dim + c);
+      for (int64_t c = 0; c < values_dim_; ++c) {
+        state.out[c] += weight * element(view_.dtype, values, row * values_dim_ + c);
       }
     }
     for (auto* numbers : {&state.out, &state.weights}) {
@@ -271,6 +274,7 @@ class Attention {
  private:
   const float* q_;
   const LayerView& view_;
+  int64_t values_dim_;
   double scale_;
   std::vector<double> logits_;
   std::vector<std::pair<const void*, int64_t>> values_;  // an array and a row of it

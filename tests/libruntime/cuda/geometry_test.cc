@@ -109,53 +109,34 @@ class Call {
   // its KV head, in double precision.
   void check(const LayerView& view, const std::vector<std::vector<KeyRun>>& runs) const {
     testing::Output expected;
-    const int64_t group = layer_.group_size(), d = layer_.head_dim, dv = layer_.value_dim;
-    for (int64_t t = 0; t < tokens_; ++t) {
-      const bool window = layer_.kind == LayerKind::kRecent;
-      const int64_t first = window ? layer_.first_seen(positions_[static_cast<size_t>(t)]) : 0;
-      for (int64_t h = 0; h < layer_.query_heads; ++h) {
-        const int64_t head = h / group;
-        const float* q = queries_.data() + (t * layer_.query_heads + h) * d;
-        std::vector<double> out(static_cast<size_t>(dv));
-        double maximum = -INFINITY, sum = 0;
-        const auto add = [&](const void* keys, const void* values, int64_t row) {
-          double logit = 0;
-          for (int64_t i = 0; i < d; ++i) {
-            logit += q[i] * reference::element(view.dtype, keys, row * d + i);
-          }
-          logit *= layer_.attention_scale;
-          const double most = std::max(maximum, logit), factor = std::exp(maximum - most);
-          const double weight = std::exp(logit - most);
-          maximum = most;
-          sum = sum * factor + weight;
-          for (int64_t i = 0; i < dv; ++i) {
-            const double value = reference::element(view.dtype, values, row * dv + i);
-            out[static_cast<size_t>(i)] = out[static_cast<size_t>(i)] * factor + weight * value;
-          }
-        };
-        for (int64_t e = 0; e < view.exact; ++e) {
-          if (!window || kTokens - view.exact + e >= first) {
-            add(view.exact_keys, view.exact_values, head * view.exact + e);
-          }
-        }
-        for (const KeyRun& run : runs[static_cast<size_t>(head)]) {
-          for (int64_t slot = run.first; slot < int64_t{run.first} + run.length; ++slot) {
-            add(view.keys, view.values, head * view.slots + slot);
-          }
-        }
-        for (const double x : out) {
-          expected.out.push_back(static_cast<float>(sum == 0 ? 0 : x / sum));
-        }
-        expected.lse.push_back(static_cast<float>(maximum + std::log(sum)));
+    for (int64_t row = 0; row < tokens_ * layer_.query_heads; ++row) {
+      const int64_t head = row % layer_.query_heads / layer_.group_size();
+      reference::Attention attention(queries_.data() + row * layer_.head_dim, view,
+                                     layer_.attention_scale);
+      int64_t first = 0;  // exact key
+      if (layer_.kind == LayerKind::kRecent) {
+        const int64_t position = positions_[static_cast<size_t>(row / layer_.query_heads)];
+        first = std::max<int64_t>(layer_.first_seen(position) - (kTokens - view.exact), 0);
       }
+      for (int64_t e = first; e < view.exact; ++e) {
+        attention.add(view.exact_keys, view.exact_values, head * view.exact + e);
+      }
+      for (const KeyRun& run : runs[static_cast<size_t>(head)]) {
+        for (int64_t i = 0; i < run.length; ++i) {
+          attention.add(view.keys, view.values, head * view.slots + run.first + i);
+        }
+      }
+      const reference::State state = attention.state();
+      expected.out.insert(expected.out.end(), state.out.begin(), state.out.end());
+      expected.lse.push_back(static_cast<float>(state.lse));
     }
     testing::Output found;
     const std::vector<std::byte> out = out_.host();
-    for (int64_t i = 0; i < tokens_ * layer_.query_heads * dv; ++i) {
+    for (int64_t i = 0; i < tokens_ * layer_.query_heads * layer_.value_dim; ++i) {
       found.out.push_back(static_cast<float>(reference::element(call.dtype, out.data(), i)));
     }
     found.lse = lse_.host();
-    test::expect_rows_close(found, expected, dv);
+    test::expect_rows_close(found, expected, layer_.value_dim);
   }
 
   AttendCall call;
