@@ -12,7 +12,9 @@
 namespace sqz {
 namespace {
 
-std::string layer_path(int64_t layer, const char* dataset) {
+const std::string kState = "state/";
+
+std::string layer_path(int64_t layer, const std::string& dataset) {
   return concat("/layers/", layer, "/", dataset);
 }
 
@@ -59,12 +61,18 @@ class Reader : public CaptureReader {
     const auto read = [&]() -> Result<CapturedLayer> {
       const Hdf5Quiet quiet;
       CapturedLayer out;
-      for (const CapturePart& part : capture_parts(info_)) {
+      for (const CapturePart& part : parts(layer)) {
         SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, part.name));
         SQZ_RETURN_IF_ERROR(
             check_shape(dataset, part.shape, "what the file said when it was opened"));
         SQZ_ASSIGN_OR_RETURN(const DType type, float_type(dataset));
         SQZ_ASSIGN_OR_RETURN(out.*part.values, read_floats(dataset, type));
+      }
+      for (const StateTensor& state : info_.state[static_cast<size_t>(layer)]) {
+        SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, kState + state.name));
+        SQZ_RETURN_IF_ERROR(
+            check_shape(dataset, state.shape, "what the file said when it was opened"));
+        SQZ_ASSIGN_OR_RETURN(out.state.emplace_back(), read_bytes(dataset, state.dtype));
       }
       return out;
     };
@@ -126,9 +134,35 @@ class Reader : public CaptureReader {
     return {};
   }
 
+  bool has(int64_t layer, const char* dataset) const {
+    return H5Lexists(file_.get(), layer_path(layer, dataset).c_str(), H5P_DEFAULT) > 0;
+  }
+
+  std::vector<CapturePart> parts(int64_t layer) const {
+    auto out = capture_parts(info_, layer, given_[static_cast<size_t>(layer)]);
+    const bool full = info_.model.layer(layer).kind == LayerKind::kFull;
+    if (!out.empty() && !full && !has(layer, "queries")) out.pop_back();
+    return out;
+  }
+
+  // The tokens of a layer: all, or of a recent one as many as its keys have.
+  Result<int64_t> given_tokens(int64_t layer) const {
+    if (info_.model.layer(layer).kind != LayerKind::kRecent) return tokens();
+    SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset keys, open(layer, "keys"));
+    if (keys.shape.size() != 3) return tokens();
+    return std::min(keys.shape[1], tokens());
+  }
+
   // Everything that can be known of a layer without reading its data.
   Status check_layer(int64_t layer) {
-    for (const CapturePart& part : capture_parts(info_)) {
+    SQZ_ASSIGN_OR_RETURN(given_.emplace_back(), given_tokens(layer));
+    std::vector<StateTensor>& state = info_.state.emplace_back();
+    for (const std::string& name : names_in(file_.get(), layer_path(layer, "state"))) {
+      SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, kState + name));
+      SQZ_ASSIGN_OR_RETURN(const DType type, number_type(dataset));
+      state.push_back({name, type, dataset.shape});
+    }
+    for (const CapturePart& part : parts(layer)) {
       SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, part.name));
       SQZ_RETURN_IF_ERROR(check_shape(dataset, part.shape, part.meaning));
       if (part.values == &CapturedLayer::keys) SQZ_RETURN_IF_ERROR(check_rope(dataset));
@@ -144,27 +178,33 @@ class Reader : public CaptureReader {
                     "rope = post: an index needs keys after RoPE");
   }
 
-  Result<Hdf5Dataset> open(int64_t layer, const char* name) const {
+  Result<Hdf5Dataset> open(int64_t layer, const std::string& name) const {
     return open_dataset(file_.get(), path_, layer_path(layer, name));
   }
 
   std::string path_;
   Hdf5Id file_;
   CaptureInfo info_;
+  std::vector<int64_t> given_;  // [layers] tokens of keys and values
 };
 
 }  // namespace
 
-std::vector<CapturePart> capture_parts(const CaptureInfo& info) {
-  const ModelDescription& model = info.model;
-  const auto tokens = std::ssize(info.tokens), queries = std::ssize(info.query_positions);
-  const std::vector<int64_t> kv = {model.kv_heads, tokens, model.head_dim};
-  constexpr const char* kMeaning = "[KV heads, tokens, head_dim]";
-  return {{"keys", &CapturedLayer::keys, kv, kMeaning},
-          {"values", &CapturedLayer::values, kv, kMeaning},
+std::vector<CapturePart> capture_parts(const CaptureInfo& info, int64_t layer, int64_t tokens) {
+  const LayerGeometry own = info.model.layer(layer);
+  if (!own.has_keys()) return {};
+  const auto queries = std::ssize(info.query_positions);
+  return {{"keys",
+           &CapturedLayer::keys,
+           {own.kv_heads, tokens, own.head_dim},
+           "[KV heads, tokens, head_dim]"},
+          {"values",
+           &CapturedLayer::values,
+           {own.kv_heads, tokens, own.value_dim},
+           "[KV heads, tokens, value_dim]"},
           {"queries",
            &CapturedLayer::queries,
-           {model.query_heads, queries, model.head_dim},
+           {own.query_heads, queries, own.head_dim},
            "[query heads, length of /query_positions, head_dim]"}};
 }
 

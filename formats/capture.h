@@ -5,20 +5,22 @@
 // at a time, so that only one is in memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "formats/model_description.h"
+#include "formats/sqz_file.h"
 
 namespace sqz {
 
 // One layer in float32. Queries are those of CaptureInfo::query_positions, after RoPE like `keys`.
 struct CapturedLayer {
-  std::vector<float> keys;     // [Hkv, N, d]
-  std::vector<float> values;   // [Hkv, N, d]
-  std::vector<float> queries;  // [Hq, n, d]
+  std::vector<float> keys;     // [Hkv, N, d]; a recent layer may have the last tokens alone
+  std::vector<float> values;   // [Hkv, N, dv]
+  std::vector<float> queries;  // [Hq, n, d], or none of a layer that is not full
+  std::vector<std::vector<std::byte>> state;  // the bytes of each of CaptureInfo::state
 };
 
 struct CaptureInfo {
@@ -26,6 +28,7 @@ struct CaptureInfo {
   std::string tokenizer_hash;            // empty if unknown
   std::vector<int32_t> tokens;           // [N]
   std::vector<int64_t> query_positions;  // [n], token positions whose queries are stored, ascending
+  std::vector<std::vector<StateTensor>> state;  // [layers], by name
 };
 
 class CaptureReader {

@@ -144,6 +144,45 @@ Result<DType> float_type(const Hdf5Dataset& dataset) {
                      "little-endian float32, float16, or uint16 with dtype = bfloat16");
 }
 
+Result<DType> number_type(const Hdf5Dataset& dataset) {
+  const Hdf5Id type(H5Dget_type(dataset.id.get()));
+  const auto is = [&](hid_t known) { return H5Tequal(type.get(), known) > 0; };
+  const std::pair<hid_t, DType> known[] = {
+      {H5T_STD_U8LE, DType::kU8},   {H5T_STD_I8LE, DType::kI8},   {H5T_STD_I16LE, DType::kI16},
+      {H5T_STD_U32LE, DType::kU32}, {H5T_STD_I32LE, DType::kI32}, {H5T_STD_U64LE, DType::kU64},
+      {H5T_STD_I64LE, DType::kI64}, {H5T_IEEE_F64LE, DType::kF64}};
+  for (const auto& [hdf5, dtype] : known) {
+    if (is(hdf5)) return dtype;
+  }
+  const bool plain = is(H5T_STD_U16LE) && H5Aexists(dataset.id.get(), "dtype") <= 0;
+  return plain ? Result<DType>(DType::kU16) : float_type(dataset);
+}
+
+Result<std::vector<std::byte>> read_bytes(const Hdf5Dataset& dataset, DType type) {
+  const int64_t count = checked_elements(dataset.shape).value_or(0);
+  std::vector<std::byte> out(static_cast<size_t>(count * dtype_size(type)));
+  const Hdf5Id stored(H5Dget_type(dataset.id.get()));
+  if (H5Dread(dataset.id.get(), stored.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, out.data()) < 0) {
+    return hdf5_error(dataset.file, dataset.name);
+  }
+  return out;
+}
+
+std::vector<std::string> names_in(hid_t file, const std::string& group) {
+  std::vector<std::string> out;
+  const Hdf5Id id(H5Gopen2(file, group.c_str(), H5P_DEFAULT));
+  H5Eclear2(H5E_DEFAULT);
+  H5G_info_t info{};
+  if (!id.ok() || H5Gget_info(id.get(), &info) < 0) return out;
+  for (hsize_t i = 0; i < info.nlinks; ++i) {
+    char name[256] = {};
+    H5Lget_name_by_idx(id.get(), ".", H5_INDEX_NAME, H5_ITER_INC, i, name, sizeof(name) - 1,
+                       H5P_DEFAULT);
+    out.emplace_back(name);
+  }
+  return out;
+}
+
 Result<std::vector<int64_t>> read_integers(const Hdf5Dataset& dataset) {
   const Hdf5Id type(H5Dget_type(dataset.id.get()));
   if (H5Tget_class(type.get()) != H5T_INTEGER || H5Tget_size(type.get()) > sizeof(int64_t)) {

@@ -28,7 +28,8 @@ struct CapturePart {
   std::vector<int64_t> shape;
   const char* meaning;  // of the shape
 };
-std::vector<CapturePart> capture_parts(const CaptureInfo& info);
+// None of a layer without keys. tokens: those that a layer has.
+std::vector<CapturePart> capture_parts(const CaptureInfo& info, int64_t layer, int64_t tokens);
 
 // An HDF5 identifier of any kind; negative means "none".
 class Hdf5Id {
@@ -85,6 +86,15 @@ Result<Hdf5Dataset> open_dataset(hid_t file, const std::string& path, const std:
 // The element type of a dataset of floats: F32, F16, or BF16 for uint16 with the attribute
 // `dtype` = "bfloat16". Little-endian only; anything else is an error.
 Result<DType> float_type(const Hdf5Dataset& dataset);
+
+// The element type of any dataset of numbers; of two bytes without sign as float_type() says, or
+// U16.
+Result<DType> number_type(const Hdf5Dataset& dataset);
+// All bytes, little-endian, in the dataset's order. `type` is number_type()'s answer.
+Result<std::vector<std::byte>> read_bytes(const Hdf5Dataset& dataset, DType type);
+
+// Names in a group, ascending; none if there is no such group.
+std::vector<std::string> names_in(hid_t file, const std::string& group);
 
 // [count] integers of any width, in one read.
 Result<std::vector<int64_t>> read_integers(const Hdf5Dataset& dataset);

@@ -79,7 +79,7 @@ std::vector<JsonText> geometry_to_json(const ModelDescription& model, bool all) 
   std::vector<JsonText> entries;
   for (int64_t l = 0; l < model.layers; ++l) {
     const LayerGeometry layer = model.layer(l), usual = usual_layer(model, l);
-    JsonMembers entry = {{"kind", kLayerKinds[static_cast<size_t>(layer.kind)]}};
+    JsonMembers entry = {{"kind", layer_kind_name(layer.kind)}};
     const auto add = [&](const char* name, auto value, auto expected) {
       if (all || value != expected) entry[name] = value;
     };
@@ -176,6 +176,10 @@ JsonMembers fields_to_json(const ModelDescription& model) {
 }
 
 }  // namespace
+
+const char* layer_kind_name(LayerKind kind) {
+  return kLayerKinds[static_cast<size_t>(kind)];
+}
 
 LayerGeometry ModelDescription::layer(int64_t index) const {
   return geometry.empty() ? usual_layer(*this, index) : geometry[static_cast<size_t>(index)];

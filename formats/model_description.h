@@ -39,6 +39,8 @@ struct RopeDescription {
 // stored.
 enum class LayerKind { kFull, kRecent, kState, kShared, kNone };
 
+const char* layer_kind_name(LayerKind kind);  // "full", "recent", ...
+
 // The attention of one layer.
 struct LayerGeometry {
   LayerKind kind = LayerKind::kFull;

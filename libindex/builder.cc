@@ -178,18 +178,19 @@ class Builder final : public IndexBuilder {
                            " were given to engine ", report_.engine, " on device ", options_.gpu));
     }
     const LayerGeometry own = geometry(layer);
-    const auto fits = [&](int64_t tokens) {
-      return std::ssize(input.keys) == own.kv_heads * tokens * own.head_dim &&
-             std::ssize(input.values) == own.kv_heads * tokens * own.value_dim;
-    };
-    const int64_t tokens = layout_.metadata.tokens;
-    if (fits(tokens) || (own.kind == LayerKind::kRecent && fits(layout_.shape(layer).exact))) {
+    const int64_t tokens = layout_.metadata.tokens, row = own.kv_heads * own.head_dim;
+    const int64_t given = std::ssize(input.keys) / row;
+    const bool recent = own.kind == LayerKind::kRecent;
+    const int64_t least = recent ? layout_.shape(layer).exact : tokens;
+    if (given >= least && given <= tokens && std::ssize(input.keys) == given * row &&
+        std::ssize(input.values) == given * own.kv_heads * own.value_dim) {
       return {};
     }
     return Refuse{concat("layer ", layer), Code::kInvalidArgument}(
         "elements of keys and values", concat(input.keys.size(), " and ", input.values.size()),
-        concat(own.kv_heads * tokens * own.head_dim, " and ",
-               own.kv_heads * tokens * own.value_dim));
+        concat(recent ? "at most " : "", row * tokens, " and ",
+               own.kv_heads * tokens * own.value_dim,
+               recent ? concat(", of ", least, " tokens at least") : ""));
   }
 
   Status check_values(int64_t layer, const LayerInput& input) {

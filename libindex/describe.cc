@@ -28,8 +28,18 @@ Shape index_shape(const SqzFile& file) {
 
 JsonText layers_json(const IndexMetadata& metadata) {
   std::vector<JsonText> out;
-  for (const LayerPolicy& layer : metadata.layers) {
-    out.push_back({{"dense", layer.dense}, {"window", layer.window}, {"rows16", layer.rows16}});
+  for (size_t l = 0; l < metadata.layers.size(); ++l) {
+    const LayerPolicy& layer = metadata.layers[l];
+    std::vector<std::string> state;
+    for (size_t i = 0; !metadata.state.empty() && i < metadata.state[l].size(); ++i) {
+      state.push_back(metadata.state[l][i].name);
+    }
+    const LayerKind kind = metadata.model.layer(static_cast<int64_t>(l)).kind;
+    out.push_back({{"kind", layer_kind_name(kind)},
+                   {"dense", layer.dense},
+                   {"window", layer.window},
+                   {"rows16", layer.rows16},
+                   {"state", state}});
   }
   return out;
 }

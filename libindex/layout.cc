@@ -114,6 +114,7 @@ Status set_state(std::vector<std::vector<StateTensor>> state, IndexMetadata& met
   const auto none = [](const std::vector<StateTensor>& layer) { return layer.empty(); };
   if (!std::all_of(state.begin(), state.end(), none)) metadata.state = std::move(state);
   for (std::vector<StateTensor>& layer : metadata.state) {
+    for (StateTensor& tensor : layer) tensor.data = nullptr;
     std::sort(layer.begin(), layer.end(),
               [](const auto& a, const auto& b) { return a.name < b.name; });
   }

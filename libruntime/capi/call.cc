@@ -112,10 +112,10 @@ Status CheckedCall::check_context(int64_t request, int64_t which) const {
     return refuse(Code::kInvalidArgument, ".skip: found ", context.skip, ", expected 0 to ", most,
                   ", the sinks of the index");
   }
-  if ((context.skip != 0 || context.offset != 0) && !composes(metadata.model)) {
+  if ((context.skip != 0 || context.offset != 0) && !composes(metadata)) {
     return refuse(Code::kUnsupported,
-                  ": found an offset or skipped tokens, expected none: the model has sliding "
-                  "windows, or the index does not describe how it turns keys");
+                  ": found an offset or skipped tokens, expected none: a layer is not full or "
+                  "has state, or the index does not describe how the model turns keys");
   }
   if (context.offset != 0 && table_.composition() == nullptr) {
     return refuse(Code::kInvalidArgument, ".offset: found ", context.offset,

@@ -48,9 +48,11 @@ struct Uploaded {
   std::shared_ptr<cuda::DeviceIndex> memory;
 };
 
-// Whether a context can have an offset: RoPE is described, and it serves every token in all layers.
-inline bool composes(const ModelDescription& model) {
-  bool whole = model.rope.kind != RopeDescription::Kind::kOther;
+// Whether a context can have an offset: RoPE is described, it serves every token in all layers, and
+// no layer has state, which is that of one place.
+inline bool composes(const IndexMetadata& metadata) {
+  const ModelDescription& model = metadata.model;
+  bool whole = model.rope.kind != RopeDescription::Kind::kOther && metadata.state.empty();
   for (int64_t l = 0; l < model.layers; ++l) {
     const LayerGeometry layer = model.layer(l);
     if (layer.kind == LayerKind::kNone) continue;

@@ -76,7 +76,7 @@ sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info) {
     out.dtype_code = m.dtype == sqz::DType::kBF16 ? 4 : 2;
     out.context_id = index->context_id.c_str();
     out.after = index->after.c_str();
-    out.composes = sqz::capi::composes(m.model) ? 1 : 0;
+    out.composes = sqz::capi::composes(m) ? 1 : 0;
     out.dtype_bits = 16;
     out.producer = m.producer.c_str();
     out.architecture = m.model.architecture.c_str();

@@ -25,10 +25,9 @@ Status add_layer(IndexBuilder& builder, int64_t layer, const LayerInput& input, 
 
 // Queries of the last `count` positions of each head, out of [heads, positions, dim].
 std::vector<float> last_queries(const CapturedLayer& layer, const CaptureInfo& info,
-                                int64_t count) {
-  const ModelDescription& model = info.model;
+                                const LayerGeometry& model, int64_t count) {
   const auto positions = static_cast<int64_t>(info.query_positions.size());
-  if (positions == count) return layer.queries;
+  if (positions == count || layer.queries.empty()) return layer.queries;
   std::vector<float> out;
   out.reserve(static_cast<size_t>(model.query_heads * count * model.head_dim));
   for (int64_t head = 0; head < model.query_heads; ++head) {
@@ -75,9 +74,17 @@ Status read_capture(const CaptureReader& capture, IndexBuilder& builder, Progres
   const CaptureInfo& info = capture.info();
   for (int64_t layer = 0; layer < info.model.layers; ++layer) {
     SQZ_ASSIGN_OR_RETURN(const CapturedLayer data, capture.read_layer(layer));
-    const std::vector<float> queries = last_queries(data, info, builder.options().tail);
-    SQZ_RETURN_IF_ERROR(add_layer(builder, layer, {data.keys, data.values, queries, nullptr},
-                                  info.model.layers, progress, adding));
+    const std::vector<float> queries =
+        last_queries(data, info, info.model.layer(layer), builder.options().tail);
+    if (info.model.layer(layer).has_keys()) {
+      SQZ_RETURN_IF_ERROR(add_layer(builder, layer, {data.keys, data.values, queries, nullptr},
+                                    info.model.layers, progress, adding));
+    }
+    for (size_t i = 0; i < data.state.size(); ++i) {
+      StateTensor state = info.state[static_cast<size_t>(layer)][i];
+      state.data = data.state[i].data();
+      SQZ_RETURN_IF_ERROR(builder.add_state(layer, state));
+    }
   }
   return {};
 }
@@ -97,6 +104,7 @@ Result<std::unique_ptr<IndexBuilder>> plan_index(const BuildInput& input, BuildO
   options.chat = input.chat;
   if (input.capture != nullptr) {
     options.pass.clear();  // not known
+    options.state = input.capture->info().state;
     SQZ_RETURN_IF_ERROR(check_capture(input.capture->info(), input.tokens.source, options.tail));
   }
   return IndexBuilder::prepare(input.model, input.tokens.ids, input.tokens.tokenizer_hash, options);
