@@ -49,10 +49,20 @@ inline void write_capture(const std::string& path, const CaptureInfo& info,
                 {std::ssize(info.query_positions)}, info.query_positions.data());
   for (int64_t layer = 0; layer < info.model.layers; ++layer) {
     const CapturedLayer data = layer_of(layer);
-    for (const CapturePart& part : capture_parts(info)) {
+    const LayerGeometry own = info.model.layer(layer);
+    const int64_t tokens =
+        own.has_keys() ? std::ssize(data.keys) / (own.kv_heads * own.head_dim) : 0;
+    for (const CapturePart& part : capture_parts(info, layer, tokens)) {
+      if (part.values == &CapturedLayer::queries && data.queries.empty()) continue;
       const Hdf5Id set = write_numbers(file.get(), concat("/layers/", layer, "/", part.name),
                                        H5T_IEEE_F32LE, part.shape, (data.*part.values).data());
       if (part.values == &CapturedLayer::keys) write_text(set.get(), "rope", "post");
+    }
+    for (size_t i = 0; i < data.state.size(); ++i) {  // float32 and int64
+      const StateTensor& state = info.state[static_cast<size_t>(layer)][i];
+      write_numbers(file.get(), concat("/layers/", layer, "/state/", state.name),
+                    state.dtype == DType::kF32 ? H5T_IEEE_F32LE : H5T_STD_I64LE, state.shape,
+                    data.state[i].data());
     }
   }
 }

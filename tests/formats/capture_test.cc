@@ -129,6 +129,50 @@ TEST_F(CaptureTest, ReadsWhatWasWritten) {
   EXPECT_EQ((*reader)->read_layer(2).status().code(), Code::kInvalidArgument);
 }
 
+TEST_F(CaptureTest, LayersOfEveryKind) {
+  CaptureInfo info = tiny_info();
+  info.model.sliding_window = {0, 4};
+  LayerGeometry full = info.model.layer(0), state = full;
+  full.value_dim = 3;
+  state.kind = LayerKind::kState;
+  info.model.layers = 3;
+  info.model.geometry = {full, info.model.layer(1), state};
+  info.model.sliding_window.push_back(0);
+  info.state = {{}, {}, {{"conv", DType::kF32, {2, 3}}, {"steps", DType::kI64, {}}}};
+  const auto layer_of = [](int64_t layer) {
+    CapturedLayer out = tiny_layer(layer);
+    if (layer == 0) out.values.resize(2 * kTokens * 3);
+    if (layer == 1) {  // the last 3 tokens
+      out.keys.resize(2 * 3 * 8);
+      out.values.resize(2 * 3 * 8);
+      out.queries.clear();
+    }
+    if (layer != 2) return out;
+    out.state = {std::vector<std::byte>(24, std::byte{7}), std::vector<std::byte>(8, std::byte{9})};
+    return out;
+  };
+  testing::write_capture(path_, info, layer_of);
+  const auto reader = CaptureReader::open(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status().message();
+  ASSERT_EQ((*reader)->info().state.size(), 3u);
+  const std::vector<StateTensor>& found = (*reader)->info().state[2];
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].name, "conv");
+  EXPECT_EQ(found[1].dtype, DType::kI64);
+  EXPECT_EQ(found[0].shape, (std::vector<int64_t>{2, 3}));
+  for (int64_t layer = 0; layer < 3; ++layer) {
+    const auto data = (*reader)->read_layer(layer);
+    ASSERT_TRUE(data.ok()) << data.status().message();
+    const CapturedLayer expected = layer_of(layer);
+    EXPECT_EQ(data->state, expected.state);
+    if (layer < 2) {
+      EXPECT_EQ(data->keys, expected.keys);
+      EXPECT_EQ(data->values, expected.values);
+      EXPECT_EQ(data->queries, expected.queries);
+    }
+  }
+}
+
 TEST_F(CaptureTest, KeepsNaNAndAnUnknownTokenizer) {
   CaptureInfo info = tiny_info();
   info.tokenizer_hash.clear();

@@ -72,5 +72,36 @@ TEST(ModelDescription, EveryFieldCountsAndIsNamed) {
   }
 }
 
+TEST(ModelDescription, LayersThatDiffer) {
+  const auto read = [](const char* geometry) {
+    Json json = json_of(to_json(example()));
+    json["geometry"] = Json::parse(geometry);
+    const auto model = model_from_json(parse_json(json.dump(), "m")->root(), "m");
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    return *model;
+  };
+  // Entries that say nothing new are one way of having none.
+  EXPECT_EQ(
+      read(R"([null, {"kind": "recent", "head_dim": 16, "value_dim": 16}, {"kind": "full"}])"),
+      example());
+  const char* text =
+      R"([{"kind":"full","value_dim":8},{"kind":"recent","kv_heads":6},{"kind":"shared","of":0}])";
+  const ModelDescription model = read(text);
+  EXPECT_EQ(json_of(to_json(model))["geometry"].dump(), text);
+  EXPECT_EQ(model.layer(2).value_dim, 8);
+  EXPECT_EQ(model.layer(1).group_size(), 1);
+  EXPECT_FALSE(model.may_select(1));
+  const auto difference = [&](const char* other) {
+    return check_same_model(model, read(other), "x.sqz").message();
+  };
+  EXPECT_THAT(
+      difference(R"([{"kind": "full", "value_dim": 8}, null, {"kind": "shared", "of": 0}])"),
+      HasSubstr("geometry[1].kv_heads: the index was built for 6, this model has 2"));
+  EXPECT_THAT(difference(R"([null, {"kind": "recent", "kv_heads": 6}, {"kind": "state"}])"),
+              HasSubstr("geometry[0].value_dim"));
+  EXPECT_THAT(check_same_model(model, example(), "x.sqz").message(),
+              HasSubstr("geometry[0].value_dim"));
+}
+
 }  // namespace
 }  // namespace sqz

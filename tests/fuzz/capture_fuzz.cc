@@ -69,7 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     write(file.get(), "/tokens", in);
     write(file.get(), "/query_positions", in);
     for (int layer = 0; layer < 2 && !in.rest.empty(); ++layer) {
-      for (const char* name : {"keys", "values", "queries"}) {
+      for (const char* name : {"keys", "values", "queries", "state/s"}) {
         if (!in.rest.empty()) write(file.get(), sqz::concat("/layers/", layer, "/", name), in);
       }
     }

@@ -5,6 +5,7 @@
 
 #include "libindex/compress.h"
 #include "libindex/prune.h"
+#include "tests/common/layered_index.h"
 #include "tests/common/tiny_buckets.h"
 #include "tests/common/tiny_index.h"
 #include "tests/common/tiny_layers.h"
@@ -40,6 +41,8 @@ Status write_indexes(const std::filesystem::path& folder) {
   o.heavy_hitters = true;
   o.layer_budgets = {8};
   SQZ_RETURN_IF_ERROR(write_tiny_index(at(folder, "pages.sqz"), o).status());
+  SQZ_RETURN_IF_ERROR(
+      write_layered_index(at(folder, "layers.sqz"), {.partition = Partition::kPages}));
   SQZ_RETURN_IF_ERROR(write_tiny_buckets(at(folder, "buckets.sqz"), tiny_qmodel(), 132).status());
 
   TinyIndexOptions clusters = {

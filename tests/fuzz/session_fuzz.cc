@@ -22,37 +22,52 @@ bool ok(sqz_status status) {
   return status == SQZ_OK;
 }
 
-// A call with `tokens` queries for each layer.
-void attend(sqz_session* session, const sqz_index_info& info, int64_t tokens) {
-  const int64_t heads = info.query_heads * tokens;
-  if (heads > (1 << 16) / info.head_dim) return;
-  std::vector<float> q(static_cast<size_t>(heads * info.head_dim));
-  const std::unique_ptr<float[]> out(new float[q.size()]);  // uninitialised, and so seen by MSan
+// A call with `tokens` queries for a layer. last_head: the session serves the last KV head of
+// `info`.
+void attend(sqz_session* session, const sqz_index* index, const sqz_index_info& info,
+            int64_t number, int64_t tokens, bool last_head) {
+  auto layer = make<sqz_layer_info>();
+  (void)ok(sqz_index_describe_layer(index, number, &layer));
+  for (int64_t i = 0; i < layer.states; ++i) {
+    const char* name = nullptr;
+    sqz_tensor state = {};
+    (void)ok(sqz_index_state(index, number, i, &name, &state));
+  }
+  if (last_head) {
+    layer.query_heads /= info.kv_heads;
+    layer.kv_heads /= info.kv_heads;
+  }
+  const int64_t heads = layer.query_heads * tokens, dim = std::max(layer.head_dim, layer.value_dim);
+  if (heads > (1 << 16) / std::max<int64_t>(dim, 1)) return;
+  std::vector<float> q(static_cast<size_t>(heads * layer.head_dim));
+  const auto numbers = static_cast<size_t>(heads * layer.value_dim);
+  const std::unique_ptr<float[]> out(new float[numbers]);  // uninitialised, and so seen by MSan
   for (size_t i = 0; i < q.size(); ++i) q[i] = std::sin(static_cast<float>(i));
   std::vector<float> lse(static_cast<size_t>(heads));
   std::vector<int64_t> positions(static_cast<size_t>(tokens), info.tokens);
-  int64_t shape[] = {tokens, info.query_heads, info.head_dim}, lse_shape[] = {tokens, shape[1]};
+  int64_t shape[] = {tokens, layer.query_heads, layer.head_dim}, lse_shape[] = {tokens, shape[1]};
+  int64_t out_shape[] = {tokens, layer.query_heads, layer.value_dim};
   sqz_tensor q_tensor = sqz::runtime::f32_tensor(q.data(), shape, 3), out_tensor = q_tensor;
   sqz_tensor lse_tensor = sqz::runtime::f32_tensor(lse.data(), lse_shape, 2);
   out_tensor.data = out.get();
+  out_tensor.shape = out_shape;
   auto args = make<sqz_attend_args>();
   args.q = &q_tensor;
   args.out = &out_tensor;
   args.lse = &lse_tensor;
   args.positions = positions.data();
-  std::vector<int64_t> indptr(static_cast<size_t>(info.kv_heads) + 1);
+  std::vector<int64_t> indptr(static_cast<size_t>(layer.kv_heads) + 1);
   std::vector<sqz_run> runs(64);
   int64_t count = 0;
-  for (args.layer = 0; args.layer < std::min<int64_t>(info.layers, 4); ++args.layer) {
-    (void)ok(sqz_select(session, &args, runs.data(), std::ssize(runs), indptr.data(), &count));
-    if (!ok(sqz_attend(session, &args))) continue;
-    for (size_t i = 0; i < q.size(); ++i) {
-      if (!std::isfinite(out[i])) std::abort();
-    }
-    auto stats = make<sqz_stats>();
-    (void)ok(sqz_session_stats(session, 0, args.layer, &stats));
-    if (stats.keys_read > stats.keys_possible) std::abort();
+  args.layer = number;
+  (void)ok(sqz_select(session, &args, runs.data(), std::ssize(runs), indptr.data(), &count));
+  if (!ok(sqz_attend(session, &args))) return;
+  for (size_t i = 0; i < numbers; ++i) {
+    if (!std::isfinite(out[i])) std::abort();
   }
+  auto stats = make<sqz_stats>();
+  (void)ok(sqz_session_stats(session, 0, args.layer, &stats));
+  if (stats.keys_read > stats.keys_possible) std::abort();
 }
 
 }  // namespace
@@ -89,12 +104,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     options.thresholds = dense || !exact ? nullptr : thresholds;
     sqz_session* session = nullptr;
     if (!ok(sqz_session_create(index, &options, &session))) continue;
-    sqz_index_info heads = info;
-    if (how & 32) {
-      heads.kv_heads = 1;
-      heads.query_heads /= info.kv_heads;
+    for (int64_t layer = 0; layer < std::min<int64_t>(info.layers, 5); ++layer) {
+      attend(session, index, info, layer, 1 + tokens % 4, how & 32);
     }
-    attend(session, heads, 1 + tokens % 4);
     sqz_session_destroy(session);
   }
   sqz_index_close(index);

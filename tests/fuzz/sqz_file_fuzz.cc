@@ -17,6 +17,11 @@ void walk(const sqz::IndexMetadata& metadata, const sqz::LayerView& view) {
                      const auto* at = reinterpret_cast<const volatile unsigned char*>(data);
                      (void)at[0], (void)at[bytes - 1];
                    });
+  for (const sqz::StateTensor& state : view.state) {
+    const int64_t bytes = sqz::checked_elements(state.shape).value() * sqz::dtype_size(state.dtype);
+    const auto* at = static_cast<const volatile unsigned char*>(state.data);
+    if (bytes > 0) (void)at[0], (void)at[bytes - 1];
+  }
 }
 
 }  // namespace

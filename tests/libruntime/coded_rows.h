@@ -24,17 +24,17 @@ struct Decoded {
   std::vector<std::vector<float>> means;
 };
 
-inline std::vector<float> floats(const LayerView& view, const void* data, int64_t rows) {
+inline std::vector<float> floats(const LayerView& view, const void* data, int64_t rows, int64_t d) {
   std::vector<float> out;
-  for (int64_t i = 0; i < view.kv_heads * rows * view.head_dim; ++i) {
+  for (int64_t i = 0; i < view.kv_heads * rows * d; ++i) {
     out.push_back(static_cast<float>(reference::element(view.dtype, data, i)));
   }
   return out;
 }
 
-inline std::vector<float> decode(const LayerView& view, const CodedRows& all, const void* means) {
+inline std::vector<float> decode(const LayerView& view, const CodedRows& all, const void* means,
+                                 int64_t d) {
   const LevelView& finest = view.level[static_cast<size_t>(view.levels - 1)];
-  const int64_t d = view.head_dim;
   std::vector<float> out;
   for (int64_t head = 0; head < view.kv_heads; ++head) {
     const CodedRows rows = all.from_head(head, view.slots, d);
@@ -57,16 +57,17 @@ inline Decoded decode(const LayerView& view) {
   Decoded out{.view = view};
   const LevelView& finest = view.level[static_cast<size_t>(std::max(view.levels - 1, 0))];
   const bool coded = view.coded_keys.bits > 0;
-  out.keys =
-      coded ? decode(view, view.coded_keys, finest.centroids) : floats(view, view.keys, view.slots);
-  out.values = coded ? decode(view, view.coded_values, finest.value_means)
-                     : floats(view, view.values, view.slots);
-  out.exact_keys = floats(view, view.exact_keys, view.exact);
-  out.exact_values = floats(view, view.exact_values, view.exact);
+  const int64_t d = view.head_dim, dv = view.value_dim;
+  out.keys = coded ? decode(view, view.coded_keys, finest.centroids, d)
+                   : floats(view, view.keys, view.slots, d);
+  out.values = coded ? decode(view, view.coded_values, finest.value_means, dv)
+                     : floats(view, view.values, view.slots, dv);
+  out.exact_keys = floats(view, view.exact_keys, view.exact, d);
+  out.exact_values = floats(view, view.exact_values, view.exact, dv);
   for (int k = 0; k < view.levels; ++k) {
     LevelView& level = out.view.level[static_cast<size_t>(k)];
-    out.means.push_back(floats(view, level.centroids, level.clusters));
-    out.means.push_back(floats(view, level.value_means, level.clusters));
+    out.means.push_back(floats(view, level.centroids, level.clusters, d));
+    out.means.push_back(floats(view, level.value_means, level.clusters, dv));
   }
   for (int k = 0; k < view.levels; ++k) {
     out.view.level[static_cast<size_t>(k)].centroids = out.means[static_cast<size_t>(2 * k)].data();

@@ -72,7 +72,63 @@ inline std::string describe(const PropertyCase& c) {
   for (const int64_t t : c.indptr) out += concat(" ", t);
   for (const double t : c.thresholds) out += concat(" T ", t);
   for (const double s : c.layer_scales) out += concat(" scale ", s);
-  for (const int64_t w : c.model.sliding_window) out += concat(" window ", w);
+  for (int64_t l = 0; l < c.model.layers; ++l) {
+    const LayerGeometry own = c.model.layer(l);
+    out +=
+        concat(" ", layer_kind_name(own.kind), own.of, " ", own.query_heads, "/", own.kv_heads, " ",
+               own.head_dim, "/", own.value_dim, " window ", own.window, " chunk ", own.chunk);
+  }
+  return out;
+}
+
+// Gives layers a geometry of their own, all but the one that is sparse for sure.
+inline void draw_geometry(PropertyCase& c) {
+  Random random(c.seed + 1000000);
+  const auto pick = [&](std::initializer_list<int64_t> of) {
+    return *(of.begin() + random.below(std::ssize(of)));
+  };
+  const int64_t d = c.model.head_dim, value_dim = pick({d, d, 8, 24, d + 5, 2 * d});
+  std::vector<LayerGeometry> layers;
+  bool usual = true;
+  for (int64_t l = 0; l < c.model.layers; ++l) {
+    const LayerGeometry before = c.model.layer(l);
+    LayerGeometry own = before;
+    own.value_dim = value_dim;
+    const bool stays = c.build.partition == Partition::kBuckets ||
+                       l == static_cast<int64_t>(c.seed) % c.model.layers;
+    const int64_t draw = stays ? 0 : random.below(6);
+    if (draw >= 1 && draw <= 3) {
+      own.kv_heads *= pick({1, 1, 2});
+      own.query_heads = own.kv_heads * pick({1, 3, 10, 12, 16});
+      own.head_dim = pick({8, 9, 80, 192, 512});
+      own.value_dim = pick({own.head_dim, 7, 128});
+      own.attention_scale *= 1.5;
+      if (draw > 1 && own.window == 0) {
+        own.kind = LayerKind::kRecent;
+        own.chunk = 1 + random.below(c.tokens + 50);
+      }
+    } else if (draw == 4 && l > 0 && layers[0].has_keys() && layers[0].window == own.window) {
+      own = layers[0];
+      own.kind = LayerKind::kShared;
+      own.of = 0;
+    } else if (draw == 5 && own.window == 0) {
+      own.kind = LayerKind::kState;
+    }
+    usual &= own == before;
+    layers.push_back(own);
+  }
+  if (!usual) c.model.geometry = layers;
+}
+
+// The last `count` of N tokens of each head.
+inline std::vector<float> last_tokens(const std::vector<float>& rows, int64_t heads, int64_t n,
+                                      int64_t count) {
+  const int64_t dim = std::ssize(rows) / (heads * n);
+  std::vector<float> out;
+  for (int64_t h = 1; h <= heads; ++h) {
+    const auto end = rows.begin() + h * n * dim;
+    out.insert(out.end(), end - count * dim, end);
+  }
   return out;
 }
 
@@ -128,6 +184,7 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
     if (l == static_cast<int64_t>(seed) % layers) continue;  // one layer is sparse
     if (chance(15)) c.model.sliding_window[l] = between(1, c.tokens + 50);
   }
+  if (!gpu && seed % 2 == 0) draw_geometry(c);
   if (b.partition == Partition::kBuckets) {
     c.qmodel = tiny_qmodel({.layers = layers,
                             .query_heads = kv_heads * group,
@@ -219,7 +276,6 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
 
 // Builds the case's index at `path`. base: the same before it is pruned.
 inline Status build_index(const PropertyCase& c, const std::string& base, const std::string& path) {
-  const int64_t rows = c.model.kv_heads * c.tokens, dim = c.model.head_dim;
   BuildOptions options = c.build;
   if (options.partition == Partition::kBuckets) options.qmodel = &c.qmodel;
   std::vector<int32_t> ids(static_cast<size_t>(c.tokens));
@@ -227,11 +283,18 @@ inline Status build_index(const PropertyCase& c, const std::string& base, const 
   SQZ_ASSIGN_OR_RETURN(const auto builder,
                        IndexBuilder::create(Env::posix(), base, true, c.model, ids, "", options));
   for (int64_t l = 0; l < c.model.layers; ++l) {
+    const LayerGeometry own = c.model.layer(l);
+    if (!own.has_keys()) continue;
+    const int64_t rows = own.kv_heads * c.tokens, dim = own.head_dim;
     Random random(c.seed * 10 + static_cast<uint64_t>(l));
-    const auto keys =
-        test::clustered_points(rows, dim, 12, 0.5f, c.seed + static_cast<uint64_t>(l));
-    const auto values = random.normals(rows * dim);
-    const auto queries = random.normals(c.model.query_heads * options.tail * dim, 1.5f);
+    auto keys = test::clustered_points(rows, dim, 12, 0.5f, c.seed + static_cast<uint64_t>(l));
+    auto values = random.normals(rows * own.value_dim);
+    const auto queries = random.normals(own.query_heads * options.tail * dim, 1.5f);
+    if (own.kind == LayerKind::kRecent && !c.model.geometry.empty() && c.seed % 3 == 0) {
+      const int64_t stored = c.tokens - std::min(own.first_seen(c.tokens), c.tokens);
+      keys = last_tokens(keys, own.kv_heads, c.tokens, stored);
+      values = last_tokens(values, own.kv_heads, c.tokens, stored);
+    }
     std::vector<float> attention = random.normals(rows);
     for (float& x : attention) x = std::abs(x);
     SQZ_RETURN_IF_ERROR(builder->add_layer(

@@ -90,15 +90,16 @@ class PropertyOracle {
   }
 
   const LayerView& decoded(int64_t layer) const { return layers_[layer].view; }
-  double scale() const { return c_.model.attention_scale; }
+  double scale() const { return c_.model.attention_scale; }  // of layers that select
 
   // The bytes read for one block and KV head with this selection.
   int64_t bytes_read(int64_t layer, int64_t head, const reference::Selected& s) const {
     const LayerView& v = views_[layer];
     const int64_t row = v.head_dim * dtype_size(v.dtype);
+    const int64_t value_row = v.value_dim * dtype_size(v.dtype);
     const int64_t keys = std::count(s.slots.begin(), s.slots.end(), true);
     int64_t bytes = keys * v.slot_bytes() + row * s.centroids;
-    bytes += 2 * row * (v.exact - first_exact(layer));
+    bytes += (row + value_row) * (v.exact - first_exact(layer));
     if (v.coded_keys.bits == 0) return bytes;
     // Mean value of each cluster of which a key is read, and its centroid unless it was scored.
     const LevelView& finest = v.level[v.levels - 1];
@@ -106,7 +107,7 @@ class PropertyOracle {
     for (int64_t i = 0; i < finest.clusters; ++i) {
       const bool touched = std::find(s.slots.begin() + offsets[i], s.slots.begin() + offsets[i + 1],
                                      true) != s.slots.begin() + offsets[i + 1];
-      bytes += touched ? row * (s.centroids > 0 ? 1 : 2) : 0;
+      bytes += touched ? value_row + (s.centroids > 0 ? 0 : row) : 0;
     }
     return bytes;
   }
@@ -171,14 +172,15 @@ class PropertyOracle {
   };
   Cost cost(int levels) const {
     Cost out;
-    double sparse = 0, slots = 0, unit = 0, coded = 0;
+    double sparse = 0, slots = 0, unit = 0, coded = 0, key = 0;
     const LayerView* any = nullptr;
     for (const LayerView& v : views_) {
       if (v.slots == 0) continue;
       any = &v;
       ++sparse;
       slots = static_cast<double>(v.slots);
-      const auto row = static_cast<double>(2 * v.head_dim * dtype_size(v.dtype));
+      const auto row = static_cast<double>((v.head_dim + v.value_dim) * dtype_size(v.dtype));
+      key = static_cast<double>(v.head_dim) / static_cast<double>(v.head_dim + v.value_dim);
       unit += static_cast<double>(v.slot_bytes()) / row;
       coded += v.coded_keys.bits > 0;
     }
@@ -189,7 +191,7 @@ class PropertyOracle {
     const double finest =
         any->levels > 0 ? static_cast<double>(any->level[any->levels - 1].clusters) : 0;
     if (c_.selector == SQZ_SELECTOR_QUEST) {
-      out.fixed += static_cast<double>(any->pages);
+      out.fixed += 2 * key * static_cast<double>(any->pages);
       out.least_keep = std::min(1.0, static_cast<double>(any->page_size) / slots);
     } else if (c_.selector != SQZ_SELECTOR_SQUEEZED) {
       if (c_.selector == SQZ_SELECTOR_WINDOW) out.fixed -= static_cast<double>(metadata_.sink);
@@ -197,7 +199,8 @@ class PropertyOracle {
       const auto first = std::find_if(views_.begin(), views_.end(),
                                       [](const LayerView& v) { return v.slots > 0; });
       const bool first_coded = first->coded_keys.bits > 0;
-      const auto row = static_cast<double>(2 * first->head_dim * dtype_size(first->dtype));
+      const auto row =
+          static_cast<double>((first->head_dim + first->value_dim) * dtype_size(first->dtype));
       out.per_keep = slots * (first_coded ? static_cast<double>(first->slot_bytes()) / row : 1);
       if (first_coded) out.fixed += finest;
     } else {
@@ -207,9 +210,9 @@ class PropertyOracle {
       };
       for (int k = 0; k < levels; ++k) {
         const auto n = static_cast<double>(any->level[any->levels - levels + k].clusters);
-        out.fixed += 0.5 * through(k) * n;
+        out.fixed += key * through(k) * n;
       }
-      out.per_keep += 0.5 * coded * finest;
+      out.per_keep += (1 - key) * coded * finest;
     }
     return out;
   }

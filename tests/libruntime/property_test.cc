@@ -41,14 +41,14 @@ class Bytes {
 // Tokens of some query heads, as a session gets them.
 struct Queries {
   DType dtype = DType::kF32;
-  int64_t heads = 0, dim = 0;
+  int64_t heads = 0, dim = 0, value_dim = 0;
   std::vector<float> q, before;  // [tokens, heads, d]; before RoPE, or empty
   std::vector<int64_t> positions;
 
   int64_t tokens() const { return std::ssize(positions); }
   // Tokens [first, first + count), heads [head, head + some) of them.
   Queries part(int64_t first, int64_t count, int64_t head, int64_t some) const {
-    Queries out{.dtype = dtype, .heads = some, .dim = dim};
+    Queries out{.dtype = dtype, .heads = some, .dim = dim, .value_dim = value_dim};
     for (int64_t t = first; t < first + count; ++t) {
       const auto add = [&](const std::vector<float>& from, std::vector<float>& to) {
         const auto at = from.begin() + (t * heads + head) * dim;
@@ -63,7 +63,7 @@ struct Queries {
 };
 
 struct Output {
-  std::vector<float> out, lse;  // [tokens, heads, d]; [tokens, heads]
+  std::vector<float> out, lse;  // [tokens, heads, dv]; [tokens, heads]
   bool operator==(const Output&) const = default;
 };
 
@@ -82,13 +82,15 @@ class Call {
       : q(queries),
         q_(testing::stored(q.dtype, q.q)),
         before_(testing::stored(q.dtype, q.before)),
-        out_(std::vector<std::byte>(q.q.size() * dtype_size(q.dtype), std::byte{0xff})),
+        out_(std::vector<std::byte>(
+            q.positions.size() * q.heads * q.value_dim * dtype_size(q.dtype), std::byte{0xff})),
         lse_(std::vector<std::byte>(q.positions.size() * q.heads * 4, std::byte{0xff})),
         shape_{q.tokens(), q.heads, q.dim},
+        out_shape_{q.tokens(), q.heads, q.value_dim},
         strides_{turned ? 1 : q.heads, turned ? q.tokens() : 1},
         q_tensor_(make_tensor(q_.get(), q.dtype, shape_, 3)),
         before_tensor_(make_tensor(before_.get(), q.dtype, shape_, 3)),
-        out_tensor_(make_tensor(out_.get(), q.dtype, shape_, 3)),
+        out_tensor_(make_tensor(out_.get(), q.dtype, out_shape_, 3)),
         lse_tensor_(make_tensor(lse_.get(), DType::kF32, shape_, 2)),
         args(runtime::make<sqz_attend_args>()) {
     lse_tensor_.strides = strides_;
@@ -103,7 +105,7 @@ class Call {
   Output output() const {
     Output out;
     const std::vector<std::byte> bytes = out_.host(), lse = lse_.host();
-    for (int64_t i = 0; i < std::ssize(q.q); ++i) {
+    for (int64_t i = 0; i < q.tokens() * q.heads * q.value_dim; ++i) {
       out.out.push_back(static_cast<float>(reference::element(q.dtype, bytes.data(), i)));
     }
     for (int64_t t = 0; t < q.tokens(); ++t) {
@@ -119,7 +121,7 @@ class Call {
 
  private:
   Bytes q_, before_, out_, lse_;
-  int64_t shape_[3], strides_[2];
+  int64_t shape_[3], out_shape_[3], strides_[2];
   sqz_tensor q_tensor_, before_tensor_, out_tensor_, lse_tensor_;
 
  public:
@@ -175,12 +177,18 @@ class Property {
     }
     session_.emplace(*index_, c_.options(2));
     for (int64_t layer = 0; layer < c_.model.layers; ++layer) {
-      draw_queries(layer);
-      check_layer(layer);
+      const LayerGeometry own = c_.model.layer(layer);
+      if (own.has_keys()) {
+        draw_queries(layer);
+        check_layer(layer);
+      } else {
+        check_other_layer(layer, own.of);
+      }
       if (::testing::Test::HasFatalFailure()) return;
     }
     check_totals();
     for (int64_t layer = 0; layer < c_.model.layers; ++layer) {
+      if (!c_.model.layer(layer).has_keys()) continue;
       if (!kGpu) same_by(runtime::Session(*index_, c_.options(3)), layer, "3 threads");
       if (!kGpu && c_.model.kv_heads > 1) check_ranks(layer);
       check_contexts(layer);
@@ -205,7 +213,11 @@ class Property {
   void draw_queries(int64_t layer) {
     const LayerView& view = oracle_->decoded(layer);
     Random random(c_.seed * 100 + static_cast<uint64_t>(layer));
-    Queries q{.dtype = c_.dtype, .heads = c_.model.query_heads, .dim = c_.model.head_dim};
+    const LayerGeometry own = c_.model.layer(layer);
+    Queries q{.dtype = c_.dtype,
+              .heads = own.query_heads,
+              .dim = own.head_dim,
+              .value_dim = own.value_dim};
     const int64_t rows = c_.indptr.back() * q.heads;
     q.q = random.normals(rows * q.dim);
     for (int64_t row = 0; row < rows && view.slots > 0; ++row) {
@@ -223,6 +235,18 @@ class Property {
     }
     if (c_.before_rope) q.before = testing::rounded(q.dtype, unroped(q));
     queries_.push_back(q);
+  }
+
+  // A layer without keys of its own is served as layer `of`, or refused.
+  void check_other_layer(int64_t layer, int64_t of) {
+    queries_.push_back(of < 0 ? Queries{.heads = 1, .dim = 1} : queries_[of]);
+    outputs_.push_back(of < 0 ? Output() : outputs_[of]);
+    runtime::Session other(*index_, c_.options(2));  // with stats of its own
+    if (of >= 0) {
+      return expect_close(attend(other, layer, queries_[of]), outputs_[of], c_, "shared");
+    }
+    Call call(queries_[layer], layer, false);
+    EXPECT_EQ(sqz_attend(other.handle(), &call.args), SQZ_INVALID_ARGUMENT);
   }
 
   std::vector<float> unroped(const Queries& q) const {
@@ -256,6 +280,8 @@ class Property {
 
   void check_layer(int64_t layer) {
     const Queries& q = queries_[layer];
+    const LayerGeometry own = c_.model.layer(layer);
+    const int64_t group = own.group_size();
     outputs_.push_back(attend(*session_, layer, q));
     const auto stats = session_->stats(layer);
     uint64_t blocks = 0, keys = 0, bytes = 0;
@@ -266,10 +292,10 @@ class Property {
       for (int64_t t = c_.indptr[r]; t < end; t += step, ++blocks) {
         const int64_t tokens = std::min(step, end - t);
         Call call(q.part(t, tokens, 0, q.heads), layer, false);
-        const auto runs = session_->select(call.args, c_.model.kv_heads);
-        for (int64_t head = 0; head < c_.model.kv_heads; ++head) {
-          const auto selected = check_selection(
-              layer, head, q.part(t, tokens, head * c_.group(), c_.group()), runs[head]);
+        const auto runs = session_->select(call.args, own.kv_heads);
+        for (int64_t head = 0; head < own.kv_heads; ++head) {
+          const auto selected =
+              check_selection(layer, head, q.part(t, tokens, head * group, group), runs[head]);
           if (::testing::Test::HasFatalFailure()) return;
           keys +=
               static_cast<uint64_t>(std::count(selected.slots.begin(), selected.slots.end(), true));
@@ -277,21 +303,21 @@ class Property {
           const bool known = selected.margin > margin();
           all_clear &= known;
           (known ? clear : unclear) += 1;
-          for (int64_t i = 0; i < tokens * c_.group() && known; ++i) {
-            check_row(layer, head, t + i / c_.group(), head * c_.group() + i % c_.group(),
-                      selected);
+          for (int64_t i = 0; i < tokens * group && known; ++i) {
+            check_row(layer, head, t + i / group, head * group + i % group, selected);
             if (::testing::Test::HasFatalFailure()) return;
           }
         }
       }
     }
     const LayerView& view = oracle_->view(layer);
-    const auto possible = static_cast<uint64_t>(oracle_->possible(layer) * c_.model.kv_heads);
-    const auto row = static_cast<uint64_t>(2 * view.head_dim * dtype_size(view.dtype));
+    const auto possible = static_cast<uint64_t>(oracle_->possible(layer) * own.kv_heads);
+    const auto row =
+        static_cast<uint64_t>((view.head_dim + view.value_dim) * dtype_size(view.dtype));
     EXPECT_EQ(stats.selections, blocks);
     EXPECT_EQ(stats.keys_possible, blocks * possible);
     EXPECT_EQ(stats.bytes_dense,
-              blocks * row * (possible + static_cast<uint64_t>(view.exact * c_.model.kv_heads)));
+              blocks * row * (possible + static_cast<uint64_t>(view.exact * own.kv_heads)));
     EXPECT_EQ(stats.keys_read, keys);
     if (all_clear) {
       EXPECT_EQ(stats.bytes_read, bytes) << "layer " << layer;
@@ -334,13 +360,16 @@ class Property {
     const Queries& q = queries_[layer];
     const LayerView& view = oracle_->decoded(layer);
     int64_t first = oracle_->first_exact(layer);
-    if (const int64_t window = c_.model.sliding_window[layer]; window > 0) {
-      first = std::clamp<int64_t>(q.positions[token] - window + 1 - (c_.tokens - view.exact), 0,
-                                  view.exact);
+    const LayerGeometry own = c_.model.layer(layer);
+    if (own.kind == LayerKind::kRecent) {
+      const int64_t position = q.positions[token];
+      const int64_t seen =
+          own.chunk > 0 ? position / own.chunk * own.chunk : position - own.window + 1;
+      first = std::clamp<int64_t>(seen - (c_.tokens - view.exact), 0, view.exact);
     }
     const int64_t row = token * q.heads + query_head;
-    const auto expected =
-        reference::attend(q.q.data() + row * q.dim, view, head, oracle_->scale(), selected, first);
+    const auto expected = reference::attend(q.q.data() + row * q.dim, view, head,
+                                            own.attention_scale, selected, first);
     const Output& output = outputs_[layer];
     if (std::isinf(expected.lse)) {
       ASSERT_EQ(output.lse[row], expected.lse) << "layer " << layer << " row " << row;
@@ -348,8 +377,8 @@ class Property {
       ASSERT_NEAR(output.lse[row], expected.lse, kLseTolerance * (1 + std::abs(expected.lse)))
           << "lse of layer " << layer << ", token " << token << ", head " << query_head;
     }
-    for (int64_t i = 0; i < q.dim; ++i) {
-      ASSERT_NEAR(output.out[row * q.dim + i], expected.out[i],
+    for (int64_t i = 0; i < q.value_dim; ++i) {
+      ASSERT_NEAR(output.out[row * q.value_dim + i], expected.out[i],
                   tolerance_of(c_) * (1 + std::abs(expected.out[i])))
           << "layer " << layer << ", token " << token << ", head " << query_head << ", " << i;
     }
@@ -390,7 +419,8 @@ class Property {
       options.first_kv_head = first;
       options.kv_heads = count;
       runtime::Session rank(*index_, options);
-      const int64_t head = first * c_.group(), heads = count * c_.group();
+      const int64_t each = q.heads / c_.model.kv_heads;
+      const int64_t head = first * each, heads = count * each;
       const Output found = attend(rank, layer, q.part(0, q.tokens(), head, heads));
       Output expected;
       for (int64_t t = 0; t < q.tokens(); ++t) {
@@ -398,8 +428,8 @@ class Property {
         const int64_t row = t * q.heads + head;
         expected.lse.insert(expected.lse.end(), whole.lse.begin() + row,
                             whole.lse.begin() + row + heads);
-        expected.out.insert(expected.out.end(), whole.out.begin() + row * q.dim,
-                            whole.out.begin() + (row + heads) * q.dim);
+        expected.out.insert(expected.out.end(), whole.out.begin() + row * q.value_dim,
+                            whole.out.begin() + (row + heads) * q.value_dim);
       }
       expect_close(found, expected, c_, "rank");
       bytes += rank.stats(layer).bytes_read;
@@ -420,7 +450,7 @@ class Property {
       contexts.push_back({which == 0 ? -1 : which == 1 ? 7 : 0, 0, 0});
       const int64_t first = c_.indptr[r], tokens = c_.indptr[r + 1] - first;
       Call call(q.part(first, tokens, 0, q.heads), layer, false);
-      Output one{std::vector<float>(call.q.q.size(), 0),
+      Output one{std::vector<float>(tokens * q.heads * q.value_dim, 0),
                  std::vector<float>(tokens * q.heads, -INFINITY)};
       if (which != 0 && tokens > 0) {
         session_->attend(call.args);

@@ -109,6 +109,48 @@ TEST(MergeStates, SidesWithoutKeysCountNothing) {
   }
 }
 
+// One more key, whose value is 0.
+TEST(MergeStates, SinksCountAsKeysWithoutAValue) {
+  constexpr int64_t kTokens = 3, kHeads = 4;
+  float sinks[kHeads] = {-INFINITY, 0.5f, 30, -30};
+  int64_t shape[] = {kHeads};
+  sqz_tensor tensor = runtime::f32_tensor(sinks, shape, 1);
+  for (const float nothing : {0.0f, -INFINITY}) {  // the lse of the second state
+    Pair pair(DType::kF32, kTokens, kHeads, 2);
+    for (int64_t i = 0; i < kTokens * kHeads; ++i) {
+      pair.lse[0][i] = static_cast<float>(i) - 4;
+      pair.lse[1][i] = i == 5 ? -INFINITY : nothing;
+      for (int side = 0; side < 2; ++side) {
+        auto* out = reinterpret_cast<float*>(pair.out[side].data());
+        out[2 * i] = out[2 * i + 1] = static_cast<float>(1 + i + 20 * side);
+      }
+    }
+    pair.lse[0][5] = -INFINITY;
+    Pair before = pair;
+    auto* out = pair.out_tensor;
+    auto* lse = pair.lse_tensor;
+    for (int side = 0; side < 2; ++side) {
+      out[side].data = pair.out[side].data();
+      lse[side].data = pair.lse[side].data();
+    }
+    ASSERT_EQ(sqz_merge_states_with(&out[0], &lse[0], &out[1], &lse[1], &tensor, nullptr), SQZ_OK)
+        << sqz_last_error();
+    for (int64_t i = 0; i < kTokens * kHeads; ++i) {
+      const double a = std::exp(double{before.lse[0][i]}), b = std::exp(double{before.lse[1][i]});
+      const double sum = a + b + std::exp(double{sinks[i % kHeads]});
+      const double expected =
+          (a * static_cast<double>(1 + i) + b * static_cast<double>(21 + i)) / sum;
+      EXPECT_NEAR(reference::element(DType::kF32, pair.out[0].data(), 2 * i + 1), expected, 1e-5)
+          << i;
+      EXPECT_NEAR(pair.lse[0][i], std::log(sum), 1e-5) << i;
+    }
+    shape[0] = 3;
+    EXPECT_EQ(sqz_merge_states_with(&out[0], &lse[0], &out[1], &lse[1], &tensor, nullptr),
+              SQZ_INVALID_ARGUMENT);
+    shape[0] = kHeads;
+  }
+}
+
 TEST(MergeStates, FarApartDoesNotOverflow) {
   Pair pair(DType::kF32, 1, 1, 1);
   reinterpret_cast<float*>(pair.out[0].data())[0] = 1;

@@ -2,10 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import sqz
-from conftest import SEEDS
+from conftest import SEEDS, Stored, attention, queries
 
 
 def test_info_is_what_the_file_says(index):
@@ -20,6 +21,30 @@ def test_info_is_what_the_file_says(index):
     for name, partition, page_size in ("pages", "pages", 8), ("buckets", "buckets", 0), ("one_level", "kmeans", 0):
         info = sqz.Index(SEEDS / f"{name}.sqz").info
         assert (info.partition, info.page_size) == (partition, page_size)
+
+
+def test_layers_of_every_kind():
+    with sqz.Index(SEEDS / "layers.sqz") as index:
+        assert [layer.kind for layer in index.layers] == ["full", "recent", "state", "shared", "recent", "none"]
+        assert index.layers[4] == sqz.Layer("recent", 8, 4, 4, 5, 0, 10, 0.75, None)
+        assert index.layers[1].window == 9 and index.layers[3].of == 0 and index.layers[2].query_heads == 0
+        assert not index.info.composes
+        state = index.state(2)
+        assert state["steps"].tolist() == [47, -1] and tuple(state["conv"].shape) == (2, 3)
+        assert tuple(index.state(0)["ssm"].shape) == (1, 3) and index.state(1) == {}
+        session, q = sqz.Session(index, selector="dense"), queries(index.info, 2)
+        keys, values = Stored(index.info.path).keys_and_values(1)
+        out, lse = session.attend(1, q, positions=[47, 60])  # 60 is behind the window
+        expected_out, expected_lse = attention(keys, values, q, index.info.attention_scale)
+        np.testing.assert_allclose(out[0], expected_out[0], atol=1e-4)
+        np.testing.assert_allclose(lse[0], expected_lse[0], atol=1e-4)
+        assert np.isneginf(lse[1]).all() and not out[1].any()
+        np.testing.assert_array_equal(session.attend(3, q)[0], session.attend(0, q)[0])
+        assert session.attend(0, q)[0].shape == (2, 4, 6)
+        with pytest.raises(sqz.Error, match="layer: found 2, expected one that has keys"):
+            session.attend(2, q)
+        with pytest.raises(sqz.Error, match="contexts.*a layer is not full"):
+            sqz.Session(index, selector="dense", max_contexts=2).attend(0, q, contexts=[[sqz.Context(0, offset=9)]])
 
 
 def test_read_into_memory(index, tmp_path):

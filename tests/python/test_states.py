@@ -83,6 +83,19 @@ def test_merge_is_attention_over_both(dtype, tolerance):
     np.testing.assert_allclose(states[1], expected_lse, atol=1e-5)
 
 
+def test_sinks_are_a_key_without_a_value():
+    random = np.random.default_rng(2)
+    q, sinks = random.standard_normal((3, 4, 8)), random.standard_normal(4).astype(np.float32)
+    keys, values = random.standard_normal((2, 2, 10, 8))
+    states = []
+    for part in (slice(0, 3), slice(3, 10)):
+        states += [state.astype(np.float32) for state in attention(keys[:, part], values[:, part], q, 0.3)]
+    expected_out, expected_lse = attention(keys, values, q, 0.3)
+    sqz.merge_states(*states, sinks=sinks)
+    np.testing.assert_allclose(states[0], expected_out / (1 + np.exp(sinks - expected_lse))[..., None], atol=1e-5)
+    np.testing.assert_allclose(states[1], np.logaddexp(expected_lse, sinks), atol=1e-5)
+
+
 def test_merge_of_what_does_not_fit():
     out, lse = np.zeros((2, 1, 8), np.float32), np.zeros((2, 1), np.float32)
     with pytest.raises(sqz.Error, match="out_b.*shape"):
