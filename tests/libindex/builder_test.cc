@@ -18,6 +18,7 @@
 #include "tests/formats/fault_env.h"
 #include "tests/formats/raw_safetensors.h"
 #include "tests/libindex/clustered_data.h"
+#include "tests/libindex/head_check.h"
 
 namespace sqz {
 namespace {
@@ -111,20 +112,6 @@ class Builds : public BuilderTest, public ::testing::WithParamInterface<Kind> {
   Builds() {
     if (GetParam().change) GetParam().change(options_);
   }
-  double element(const void* data, int64_t i) const {
-    return options_.dtype == DType::kF16 ? to_float(static_cast<const Float16*>(data)[i])
-                                         : to_float(static_cast<const BFloat16*>(data)[i]);
-  }
-  double rounded(float x) const {
-    return options_.dtype == DType::kF16 ? to_float(to_float16(x)) : to_float(to_bfloat16(x));
-  }
-  void expect_row(const void* rows, int64_t row, const std::vector<float>& from, int64_t head,
-                  int64_t token) const {
-    for (int64_t c = 0; c < kDim; ++c) {
-      ASSERT_EQ(element(rows, row * kDim + c), rounded(from[(head * kTokens + token) * kDim + c]));
-    }
-  }
-  void expect_clusters(const LayerView& view, const Layer& layer, int64_t head) const;
   void expect_pages(const LayerView& view, int64_t head) const;
   void expect_buckets(const LayerView& view, int64_t head) const;
 };
@@ -156,43 +143,15 @@ constexpr Kind kKinds[] = {{"Clusters", nullptr},
 INSTANTIATE_TEST_SUITE_P(Kinds, Builds, ::testing::ValuesIn(kKinds),
                          [](const auto& kind) { return kind.param.name; });
 
-// The mean of every cluster, of the slots that are below it: offsets followed to the finest level.
-void Builds::expect_clusters(const LayerView& view, const Layer& layer, int64_t head) const {
-  for (int k = 0; k < view.levels; ++k) {
-    const LevelView& level = view.level[k];
-    for (int64_t i = 0; i < level.clusters; ++i) {
-      int64_t first = i, last = i + 1;
-      for (int down = k; down < view.levels; ++down) {
-        const uint32_t* offsets = view.level[down].offsets + head * (view.level[down].clusters + 1);
-        first = offsets[first];
-        last = offsets[last];
-      }
-      ASSERT_LT(first, last);
-      for (int64_t c = 0; c < kDim; ++c) {
-        double key = 0, value = 0;
-        for (int64_t s = head * view.slots + first; s < head * view.slots + last; ++s) {
-          const int64_t at = (head * kTokens + view.positions[s]) * kDim + c;
-          key += layer.keys[at] / static_cast<double>(last - first);
-          value += layer.values[at] / static_cast<double>(last - first);
-        }
-        const int64_t at = (head * level.clusters + i) * kDim + c;
-        const double step = view.dtype == DType::kF16 ? 0x1p-10 : 0x1p-7;  // half a unit + sums
-        ASSERT_NEAR(element(level.centroids, at), key, std::abs(key) * step + 1e-6);
-        ASSERT_NEAR(element(level.value_means, at), value, std::abs(value) * step + 1e-6);
-      }
-    }
-  }
-}
-
 // In token order, with the range of each page's keys.
 void Builds::expect_pages(const LayerView& view, int64_t head) const {
   for (int64_t s = 0; s < view.slots; ++s) {
     ASSERT_EQ(view.positions[head * view.slots + s], kSink + s);
     for (int64_t c = 0; c < kDim; ++c) {
-      const double key = element(view.keys, (head * view.slots + s) * kDim + c);
+      const double key = test::element(view.keys, (head * view.slots + s) * kDim + c, view.dtype);
       const int64_t bound = (head * view.pages + s / options_.page_size) * kDim + c;
-      ASSERT_LE(element(view.page_min, bound), key);
-      ASSERT_GE(element(view.page_max, bound), key);
+      ASSERT_LE(test::element(view.page_min, bound, view.dtype), key);
+      ASSERT_GE(test::element(view.page_max, bound, view.dtype), key);
     }
   }
 }
@@ -210,8 +169,8 @@ void Builds::expect_buckets(const LayerView& view, int64_t head) const {
       std::vector<double> back(kDim);
       for (int64_t i = 0; i < kDim / 2; ++i) {
         const double angle = static_cast<double>(token) * double{frequencies[i]};
-        const double x = element(view.keys, slot * kDim + i),
-                     y = element(view.keys, slot * kDim + i + kDim / 2);
+        const double x = test::element(view.keys, slot * kDim + i, view.dtype),
+                     y = test::element(view.keys, slot * kDim + i + kDim / 2, view.dtype);
         back[i] = x * std::cos(angle) + y * std::sin(angle);
         back[i + kDim / 2] = y * std::cos(angle) - x * std::sin(angle);
       }
@@ -262,20 +221,9 @@ TEST_P(Builds, HoldEveryKeyOnce) {
       }
     }
     for (int64_t h = 0; h < kHeads; ++h) {
-      for (int64_t e = 0; e < view.exact; ++e) {
-        const int64_t token = !dense && e < kSink ? e : kTokens - view.exact + e;
-        expect_row(view.exact_keys, h * view.exact + e, layer.keys, h, token);
-        expect_row(view.exact_values, h * view.exact + e, layer.values, h, token);
-      }
+      test::HeadCheck(view, layer.keys, layer.values, kTokens, dense ? 0 : kSink, h).all();
       if (dense) continue;
       const uint32_t* positions = view.positions + h * kSlots;
-      std::vector<uint32_t> sorted(positions, positions + kSlots);
-      std::sort(sorted.begin(), sorted.end());
-      for (int64_t s = 0; s < kSlots; ++s) {
-        ASSERT_EQ(sorted[s], kSink + s);
-        expect_row(view.keys, h * kSlots + s, layer.keys, h, positions[s]);
-        expect_row(view.values, h * kSlots + s, layer.values, h, positions[s]);
-      }
       // Heavy hitters come by attention, of equal ones the earlier token first.
       for (int64_t rank = 1; view.heavy != nullptr && rank < kSlots; ++rank) {
         const uint32_t* heavy = view.heavy + h * kSlots + rank;
@@ -284,7 +232,6 @@ TEST_P(Builds, HoldEveryKeyOnce) {
                     less = layer.attention[h * kTokens + after];
         ASSERT_TRUE(more > less || (more == less && before < after)) << "rank " << rank;
       }
-      expect_clusters(view, layer, h);
       if (view.pages > 0) expect_pages(view, h);
       if (view.buckets > 0) expect_buckets(view, h);
     }

@@ -7,27 +7,15 @@
 #include <numeric>
 #include <set>
 
-#include "tests/libindex/clustered_data.h"
+#include "tests/libindex/kmeans_cost.h"
 
 namespace sqz {
 namespace {
 
 using test::clustered_points;
-
-std::vector<float> normalised(const std::vector<float>& points, int64_t dim) {
-  std::vector<float> unit(points.size());
-  normalise_rows(points.data(), static_cast<int64_t>(points.size()) / dim, dim, unit.data());
-  return unit;
-}
-
-std::vector<int64_t> sizes_of(const std::vector<int32_t>& assignment, int64_t clusters) {
-  std::vector<int64_t> sizes(static_cast<size_t>(clusters), 0);
-  for (int32_t k : assignment) {
-    if (k < 0 || k >= clusters) ADD_FAILURE() << "cluster " << k;
-    ++sizes.at(static_cast<size_t>(k));
-  }
-  return sizes;
-}
+using test::kmeans_cost;
+using test::normalised;
+using test::sizes_of;
 
 std::vector<int32_t> run(const std::vector<float>& points, int64_t dim, int64_t clusters,
                          uint64_t seed, const float* weights = nullptr, int threads = 1) {
@@ -37,25 +25,6 @@ std::vector<int32_t> run(const std::vector<float>& points, int64_t dim, int64_t 
   const Status status = make_faiss_kmeans()->run({&problem, 1}, threads, {});
   EXPECT_TRUE(status.ok()) << status.message();
   return assignment;
-}
-
-// Sum over points of weight x (1 - cosine to the unit mean of its cluster), in double.
-double cost(const std::vector<float>& unit, int64_t dim, const std::vector<int32_t>& assignment,
-            int64_t clusters, const std::vector<float>& weights) {
-  std::vector<double> sum(static_cast<size_t>(clusters * dim), 0.0);
-  double total = 0;
-  for (size_t i = 0; i < assignment.size(); ++i) {
-    total += weights[i];
-    for (int64_t c = 0; c < dim; ++c) {
-      sum[assignment[i] * dim + c] += double{weights[i]} * unit[static_cast<int64_t>(i) * dim + c];
-    }
-  }
-  for (int64_t k = 0; k < clusters; ++k) {
-    double square = 0;
-    for (int64_t c = 0; c < dim; ++c) square += sum[k * dim + c] * sum[k * dim + c];
-    total -= std::sqrt(square);
-  }
-  return total;
 }
 
 // Lloyd's algorithm written out: random points first, 10 updates, then a last assignment.
@@ -105,8 +74,9 @@ void expect_as_good_as_lloyd(const std::vector<float>& points, int64_t dim, int6
   const std::vector<float> unit = normalised(points, dim);
   double ours = 0, reference = 0;
   for (uint64_t seed = 1; seed <= 4; ++seed) {
-    ours += cost(unit, dim, run(points, dim, clusters, seed, given), clusters, weights);
-    reference += cost(unit, dim, lloyd(unit, dim, clusters, seed, weights), clusters, weights);
+    ours += kmeans_cost(unit, dim, run(points, dim, clusters, seed, given), clusters, weights);
+    reference +=
+        kmeans_cost(unit, dim, lloyd(unit, dim, clusters, seed, weights), clusters, weights);
   }
   EXPECT_LE(ours, 1.01 * reference) << "over 4 seeds";
   EXPECT_GT(ours, 0.5 * reference) << "the two costs do not measure the same thing";

@@ -1,11 +1,8 @@
-// A whole layer on the GPU against its definition, computed here in float64: slot order, means,
-// rows; and against the CPU engine where the two must agree.
+// A whole layer on the GPU against its definition, and against the CPU engine where the two must
+// agree.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <numeric>
 
 #include "formats/sqz_file.h"
 #include "libindex/builder.h"
@@ -15,6 +12,7 @@
 #include "tests/common/tiny_model.h"
 #include "tests/libindex/clustered_data.h"
 #include "tests/libindex/cuda/device.h"
+#include "tests/libindex/head_check.h"
 
 namespace sqz {
 namespace {
@@ -90,158 +88,40 @@ void expect_equal(const LayerBuffers& a, const LayerBuffers& b) {
   EXPECT_EQ(a.exact_values, b.exact_values);
 }
 
-float rounded(float x, DType dtype) {
-  return dtype == DType::kF16 ? to_float(to_float16(x)) : to_float(to_bfloat16(x));
+// What the float rows are once they are stored.
+std::vector<float> rounded(std::vector<float> rows, DType dtype) {
+  for (float& x : rows) x = static_cast<float>(test::rounded(x, dtype));
+  return rows;
 }
 
-float stored(const std::vector<std::byte>& data, int64_t index, DType dtype) {
-  uint16_t bits;
-  std::memcpy(&bits, data.data() + 2 * index, 2);
-  return dtype == DType::kF16 ? to_float(Float16{bits}) : to_float(BFloat16{bits});
+void expect_defined(const Layer& layer, const LayerBuffers& buffers) {
+  LayerView view;
+  view.dtype = layer.dtype;
+  view.kv_heads = layer.heads;
+  view.head_dim = view.value_dim = layer.dim;
+  view.levels = static_cast<int>(layer.clusters.size());
+  for (size_t k = 0; k < layer.clusters.size(); ++k) {
+    const LayerBuffers::Level& level = buffers.levels[k];
+    view.level[k] = {layer.clusters[k], level.centroids.data(), level.offsets.data(),
+                     level.value_means.data()};
+  }
+  view.slots = layer.clustered();
+  view.positions = buffers.positions.data();
+  view.keys = buffers.keys.data();
+  view.values = buffers.values.data();
+  view.exact = layer.sink + layer.tail;
+  view.exact_keys = buffers.exact_keys.data();
+  view.exact_values = buffers.exact_values.data();
+  const auto keys = rounded(layer.keys, layer.dtype), values = rounded(layer.values, layer.dtype);
+  for (int64_t h = 0; h < layer.heads; ++h) {
+    test::HeadCheck(view, keys, values, layer.tokens, layer.sink, h).all();
+  }
 }
-
-// One head of what was made, against its definition.
-class HeadCheck {
- public:
-  HeadCheck(const Layer& layer, const LayerBuffers& buffers, int64_t head)
-      : layer_(layer), buffers_(buffers), head_(head) {
-    for (size_t k = 0; k < layer.clusters.size(); ++k) {
-      const auto n = layer.clusters[k] + 1;
-      const auto begin = buffers.levels[k].offsets.begin() + head * n;
-      offsets_.emplace_back(begin, begin + n);
-    }
-  }
-
-  void all() {
-    nesting();
-    rows();
-    means();
-    chain();
-  }
-
- private:
-  float key(int64_t token, int64_t c) const {
-    return rounded(layer_.keys[at(token, c)], layer_.dtype);
-  }
-  float value(int64_t token, int64_t c) const {
-    return rounded(layer_.values[at(token, c)], layer_.dtype);
-  }
-  size_t at(int64_t token, int64_t c) const {
-    return static_cast<size_t>((head_ * layer_.tokens + token) * layer_.dim + c);
-  }
-  uint32_t position(int64_t slot) const {
-    return buffers_.positions[static_cast<size_t>(head_ * layer_.clustered() + slot)];
-  }
-
-  void nesting() {
-    for (size_t k = 0; k < offsets_.size(); ++k) {
-      const bool finest = k + 1 == offsets_.size();
-      EXPECT_EQ(offsets_[k].front(), 0u);
-      EXPECT_EQ(offsets_[k].back(), finest ? layer_.clustered() : layer_.clusters[k + 1]);
-      for (size_t i = 1; i < offsets_[k].size(); ++i) {
-        ASSERT_LT(offsets_[k][i - 1], offsets_[k][i]) << "level " << k << " cluster " << i - 1;
-      }
-    }
-    std::vector<uint32_t> sorted;
-    for (int64_t s = 0; s < layer_.clustered(); ++s) sorted.push_back(position(s));
-    const std::vector<uint32_t>& fine = offsets_.back();
-    for (size_t i = 0; i + 1 < fine.size(); ++i) {
-      EXPECT_TRUE(std::is_sorted(sorted.begin() + fine[i], sorted.begin() + fine[i + 1]));
-    }
-    std::sort(sorted.begin(), sorted.end());
-    std::vector<uint32_t> all(sorted.size());
-    std::iota(all.begin(), all.end(), static_cast<uint32_t>(layer_.sink));
-    EXPECT_EQ(sorted, all);
-  }
-
-  void rows() {
-    for (int64_t s = 0; s < layer_.clustered(); ++s) {
-      for (int64_t c = 0; c < layer_.dim; ++c) {
-        const int64_t i = (head_ * layer_.clustered() + s) * layer_.dim + c;
-        ASSERT_EQ(stored(buffers_.keys, i, layer_.dtype), key(position(s), c));
-        ASSERT_EQ(stored(buffers_.values, i, layer_.dtype), value(position(s), c));
-      }
-    }
-    const int64_t exact = layer_.sink + layer_.tail;
-    for (int64_t e = 0; e < exact; ++e) {
-      const int64_t token = e < layer_.sink ? e : e + layer_.clustered();
-      for (int64_t c = 0; c < layer_.dim; ++c) {
-        const int64_t i = (head_ * exact + e) * layer_.dim + c;
-        ASSERT_EQ(stored(buffers_.exact_keys, i, layer_.dtype), key(token, c));
-        ASSERT_EQ(stored(buffers_.exact_values, i, layer_.dtype), value(token, c));
-      }
-    }
-  }
-
-  void means() {
-    const auto slots = first_slots(offsets_);
-    for (size_t k = 0; k < slots.size(); ++k) {
-      for (size_t i = 0; i + 1 < slots[k].size(); ++i) {
-        for (int64_t c = 0; c < layer_.dim; ++c) {
-          double keys = 0, values = 0;
-          for (uint32_t s = slots[k][i]; s < slots[k][i + 1]; ++s) {
-            keys += key(position(s), c);
-            values += value(position(s), c);
-          }
-          const double size = slots[k][i + 1] - slots[k][i];
-          const int64_t place =
-              (head_ * layer_.clusters[k] + static_cast<int64_t>(i)) * layer_.dim + c;
-          const double limit = layer_.dtype == DType::kF16 ? 1.0 / 1024 : 1.0 / 128;
-          ASSERT_NEAR(stored(buffers_.levels[k].centroids, place, layer_.dtype), keys / size,
-                      limit * std::abs(keys / size) + 1e-5)
-              << "level " << k << " cluster " << i;
-          ASSERT_NEAR(stored(buffers_.levels[k].value_means, place, layer_.dtype), values / size,
-                      limit * std::abs(values / size) + 1e-5);
-        }
-      }
-    }
-  }
-
-  double cosine(size_t k, size_t a, size_t b) const {
-    double ab = 0, aa = 0, bb = 0;
-    for (int64_t c = 0; c < layer_.dim; ++c) {
-      const int64_t base = head_ * layer_.clusters[k];
-      const double x = stored(buffers_.levels[k].centroids,
-                              (base + static_cast<int64_t>(a)) * layer_.dim + c, layer_.dtype);
-      const double y = stored(buffers_.levels[k].centroids,
-                              (base + static_cast<int64_t>(b)) * layer_.dim + c, layer_.dtype);
-      ab += x * y;
-      aa += x * x;
-      bb += y * y;
-    }
-    return ab / std::sqrt(aa * bb);
-  }
-
-  // Among siblings, the next cluster is the most similar to the last of those that are left.
-  void chain() {
-    for (size_t k = 0; k < offsets_.size(); ++k) {
-      const std::vector<uint32_t> whole = {0, static_cast<uint32_t>(layer_.clusters[k])};
-      const std::vector<uint32_t>& groups = k == 0 ? whole : offsets_[k - 1];
-      for (size_t g = 0; g + 1 < groups.size(); ++g) {
-        for (uint32_t i = std::max(groups[g], 1u); i < groups[g + 1]; ++i) {
-          const double taken = cosine(k, i - 1, i);
-          for (uint32_t other = i + 1; other < groups[g + 1]; ++other) {
-            // Means that are stored differ a little from those that were compared.
-            ASSERT_LE(cosine(k, i - 1, other), taken + 0.01) << "level " << k << " place " << i;
-          }
-        }
-      }
-    }
-  }
-
-  const Layer& layer_;
-  const LayerBuffers& buffers_;
-  const int64_t head_;
-  std::vector<std::vector<uint32_t>> offsets_;
-};
 
 void check(const Layer& layer) {
   CudaLayerEngine engine(0);
   const LayerBuffers buffers = fill(layer, engine);
-  for (int64_t h = 0; h < layer.heads; ++h) {
-    SCOPED_TRACE(concat("head ", h));
-    HeadCheck(layer, buffers, h).all();
-  }
+  expect_defined(layer, buffers);
   expect_equal(fill(layer, engine), buffers);  // the same bytes again
 }
 
