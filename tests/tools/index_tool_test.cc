@@ -138,6 +138,39 @@ TEST_F(IndexToolTest, LayersThatAllHaveAWindowSaveNothingAndItIsSaid) {
   EXPECT_THAT(built.err, HasSubstr("this index will save nothing"));
 }
 
+TEST_F(IndexToolTest, LayersOfEveryKind) {
+  int64_t layer = -1;
+  write_small_capture(path("c.h5"), 600, 120, [&](CaptureInfo& info, CapturedLayer& data) {
+    if (layer < 0) {
+      ModelDescription& model = info.model;
+      model.layers = 4;
+      model.sliding_window = {0, 64, 0, 0};
+      std::vector<LayerGeometry> layers;
+      for (int64_t l = 0; l < model.layers; ++l) layers.push_back(model.layer(l));
+      layers[2].kind = LayerKind::kState;
+      layers[3].kind = LayerKind::kShared;
+      layers[3].of = 0;
+      model.geometry = layers;
+      info.state.resize(4);
+      info.state[2] = {{"conv", DType::kF32, {2, 3}}};
+    } else if (layer == 2) {
+      data.state = {std::vector<std::byte>(24, std::byte{1})};
+    }
+    ++layer;
+  });
+  build("x.sqz");
+  expect({"sqz-index compress x.sqz -o q8.sqz --rows q8"});
+  expect({"sqz-index prune x.sqz -o p.sqz --selector stream --budget 0.5"});
+  for (const char* name : {"x.sqz", "q8.sqz", "p.sqz"}) {
+    EXPECT_EQ(expect({concat("sqz-index verify ", name)})["ok"], true);
+    const Json layers = info(name)["layers"];
+    std::string kinds;
+    for (const Json& one : layers) kinds += one["kind"].get<std::string>() + " ";
+    EXPECT_EQ(kinds, "full recent state shared ");
+    EXPECT_EQ(layers[2]["state"], Json({"conv"}));
+  }
+}
+
 TEST_F(IndexToolTest, CompressWritesTheBytesOfABuild) {
   build("x.sqz");
   for (const char* options : {"--rows q8 --layers16 0", "--rows q8"}) {

@@ -103,8 +103,7 @@ class Builds {
     SQZ_ASSIGN_OR_RETURN(const BuildPlan plan, builder->plan(on_gpu() && !input.capture));
     if (plan.clusters.empty() && plan.pages == 0) {
       spdlog::warn(
-          "{}: every layer of the model has a sliding window and is read whole, whatever the "
-          "budget: this index will save nothing",
+          "{}: every layer is read whole, whatever the budget: this index will save nothing",
           output);
     }
     if (arguments_.dry_run) {
