@@ -21,12 +21,26 @@ class Pointer:
         self.at = c.c_void_p()
         self.lock = threading.RLock()
         self._destroy = destroy
+        self._lease: Callable[[], Lease | None] = lambda: None
         _pointers.add(self)
+
+    def lease(self) -> "Lease":
+        """What the library gave out is destroyed when this is dropped, even if it is released before."""
+        lease = self._lease() or Lease()
+        self._lease = weakref.ref(lease)
+        return lease
 
     def release(self) -> None:
         with self.lock:
             at, self.at.value = c.c_void_p(self.at.value), None
-            self._destroy(at)
+            if lease := self._lease():
+                weakref.finalize(lease, self._destroy, at)
+            else:
+                self._destroy(at)
+
+
+class Lease:
+    """Held by memory that belongs to a handle."""
 
 
 _pointers: "weakref.WeakSet[Pointer]" = weakref.WeakSet()

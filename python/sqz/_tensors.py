@@ -104,7 +104,7 @@ def dtype_name(tensor: Any) -> str:
 
 
 def borrowed_view(view: "_library.Tensor", owner: Any) -> Any:
-    """The memory of a sqz_tensor that belongs to `owner`: a tensor of torch if that is imported, else an array of numpy
+    """The memory of a sqz_tensor, which `owner` keeps: a tensor of torch if that is imported, else an array of numpy
     (bfloat16 as uint16)."""
     kind = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}[view.dtype_code]
     name, shape = kind if kind == "bool" else f"{kind}{view.dtype_bits}", tuple(view.shape[:view.ndim])
@@ -115,7 +115,7 @@ def borrowed_view(view: "_library.Tensor", owner: Any) -> Any:
     if size == 0:
         return np.empty(shape, name.replace("bfloat", "uint")) if torch is None else torch.empty(shape, dtype=getattr(torch, name))
     memory = (c.c_uint8 * size).from_address(view.data)
-    memory.owner = owner  # stays open as long as the memory is looked at
+    memory.owner = owner
     if torch is None:
         return np.frombuffer(memory, name.replace("bfloat", "uint")).reshape(shape)
     return torch.frombuffer(memory, dtype=getattr(torch, name)).reshape(shape)

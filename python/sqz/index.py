@@ -102,13 +102,13 @@ class Index(Handle):
 
     def state(self, layer: int) -> dict[str, Any]:
         """State tensors of a layer as the engine's own cache has them behind the context, by name: the file's bytes,
-        not copied, and not to be written; until the index is closed. Tensors of torch if that is imported, else arrays
+        not copied, and not to be written; they outlive the index. Tensors of torch if that is imported, else arrays
         of numpy (bfloat16 as uint16)."""
         name, view, out = c.c_char_p(), _library.Tensor(), dict[str, Any]()
         for number in range(self._states[layer]):
             with self._pointer.lock:
                 self._check(lib.sqz_index_state(self._pointer.at, layer, number, c.byref(name), c.byref(view)))
-            out[(name.value or b"").decode()] = borrowed_view(view, self)
+            out[(name.value or b"").decode()] = borrowed_view(view, self._pointer.lease())
         return out
 
     def verify(self) -> None:

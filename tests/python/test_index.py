@@ -45,6 +45,7 @@ def test_layers_of_every_kind():
             session.attend(2, q)
         with pytest.raises(sqz.Error, match="contexts.*a layer is not full"):
             sqz.Session(index, selector="dense", max_contexts=2).attend(0, q, contexts=[[sqz.Context(0, offset=9)]])
+    assert state["steps"].tolist() == [47, -1]  # of a closed index
 
 
 def test_read_into_memory(index, tmp_path):
