@@ -148,10 +148,10 @@ void Builds::expect_pages(const LayerView& view, int64_t head) const {
   for (int64_t s = 0; s < view.slots; ++s) {
     ASSERT_EQ(view.positions[head * view.slots + s], kSink + s);
     for (int64_t c = 0; c < kDim; ++c) {
-      const double key = test::element(view.keys, (head * view.slots + s) * kDim + c, view.dtype);
+      const double key = test::element(view.dtype, view.keys, (head * view.slots + s) * kDim + c);
       const int64_t bound = (head * view.pages + s / options_.page_size) * kDim + c;
-      ASSERT_LE(test::element(view.page_min, bound, view.dtype), key);
-      ASSERT_GE(test::element(view.page_max, bound, view.dtype), key);
+      ASSERT_LE(test::element(view.dtype, view.page_min, bound), key);
+      ASSERT_GE(test::element(view.dtype, view.page_max, bound), key);
     }
   }
 }
@@ -169,8 +169,8 @@ void Builds::expect_buckets(const LayerView& view, int64_t head) const {
       std::vector<double> back(kDim);
       for (int64_t i = 0; i < kDim / 2; ++i) {
         const double angle = static_cast<double>(token) * double{frequencies[i]};
-        const double x = test::element(view.keys, slot * kDim + i, view.dtype),
-                     y = test::element(view.keys, slot * kDim + i + kDim / 2, view.dtype);
+        const double x = test::element(view.dtype, view.keys, slot * kDim + i),
+                     y = test::element(view.dtype, view.keys, slot * kDim + i + kDim / 2);
         back[i] = x * std::cos(angle) + y * std::sin(angle);
         back[i + kDim / 2] = y * std::cos(angle) - x * std::sin(angle);
       }

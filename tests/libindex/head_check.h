@@ -10,15 +10,12 @@
 #include <span>
 #include <vector>
 
-#include "formats/sqz_file.h"
 #include "libindex/order.h"
+#include "tests/libruntime/reference.h"
 
 namespace sqz::test {
 
-inline double element(const void* data, int64_t i, DType dtype) {
-  return dtype == DType::kF16 ? to_float(static_cast<const Float16*>(data)[i])
-                              : to_float(static_cast<const BFloat16*>(data)[i]);
-}
+using reference::element;
 
 inline double rounded(float x, DType dtype) {
   return dtype == DType::kF16 ? to_float(to_float16(x)) : to_float(to_bfloat16(x));
@@ -72,8 +69,8 @@ class HeadCheck {
   void expect_row(const void* keys, const void* values, int64_t row, int64_t token) const {
     for (int64_t c = 0; c < view_.head_dim; ++c) {
       const int64_t i = row * view_.head_dim + c;
-      ASSERT_EQ(element(keys, i, view_.dtype), rounded(keys_[at(token, c)], view_.dtype));
-      ASSERT_EQ(element(values, i, view_.dtype), rounded(values_[at(token, c)], view_.dtype));
+      ASSERT_EQ(element(view_.dtype, keys, i), rounded(keys_[at(token, c)], view_.dtype));
+      ASSERT_EQ(element(view_.dtype, values, i), rounded(values_[at(token, c)], view_.dtype));
     }
   }
 
@@ -101,10 +98,10 @@ class HeadCheck {
             value += values_[at(position(s), c)] / size;
           }
           const int64_t place = (head_ * level.clusters + static_cast<int64_t>(i)) * view_.head_dim;
-          ASSERT_NEAR(element(level.centroids, place + c, view_.dtype), key,
+          ASSERT_NEAR(element(view_.dtype, level.centroids, place + c), key,
                       std::abs(key) * step + 1e-5)
               << "level " << k << " cluster " << i;
-          ASSERT_NEAR(element(level.value_means, place + c, view_.dtype), value,
+          ASSERT_NEAR(element(view_.dtype, level.value_means, place + c), value,
                       std::abs(value) * step + 1e-5);
         }
       }
@@ -116,8 +113,8 @@ class HeadCheck {
     const int64_t base = head_ * view_.level[k].clusters;
     for (int64_t c = 0; c < view_.head_dim; ++c) {
       const void* means = view_.level[k].centroids;
-      const double x = element(means, (base + a) * view_.head_dim + c, view_.dtype);
-      const double y = element(means, (base + b) * view_.head_dim + c, view_.dtype);
+      const double x = element(view_.dtype, means, (base + a) * view_.head_dim + c);
+      const double y = element(view_.dtype, means, (base + b) * view_.head_dim + c);
       ab += x * y;
       aa += x * x;
       bb += y * y;
