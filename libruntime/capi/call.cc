@@ -69,6 +69,7 @@ Result<CheckedCall> CheckedCall::check(SlotTable& table, const sqz_attend_args* 
   SQZ_RETURN_IF_ERROR(check_indptr(args, call.tokens));
   call.stream = args.stream;
   call.positions = args.positions;
+  call.device_positions = args.device_positions;
   call.indptr = args.indptr;
   call.requests = args.requests;
   SQZ_RETURN_IF_ERROR(checked.check_contexts(args));
@@ -150,6 +151,9 @@ Status CheckedCall::check_tensors(const sqz_attend_args& args, bool outputs) {
   if (device < 0 && args.stream != nullptr) {
     return invalid("args.stream: found a stream, expected null on the CPU");
   }
+  if (device < 0 && args.device_positions != nullptr) {
+    return invalid("args.device_positions: found some, expected null on the CPU");
+  }
   SQZ_ASSIGN_OR_RETURN(const TensorView q,
                        check_tensor(args.q, "q", {-1, heads, call_.head_dim}, device));
   const int64_t tokens = q.first_dim;
@@ -222,6 +226,7 @@ AttendCall CheckedCall::part(const Neighbours& requests) const {
   }
   part.lse = call_.lse.from(row);
   if (call_.positions != nullptr) part.positions = call_.positions + first;
+  if (call_.device_positions != nullptr) part.device_positions = call_.device_positions + first;
   if (call_.indptr != nullptr) {
     part.indptr = call_.indptr + requests.first;
     part.requests = requests.end - requests.first;

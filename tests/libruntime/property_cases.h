@@ -87,7 +87,11 @@ inline void draw_geometry(PropertyCase& c) {
   const auto pick = [&](std::initializer_list<int64_t> of) {
     return *(of.begin() + random.below(std::ssize(of)));
   };
-  const int64_t d = c.model.head_dim, value_dim = pick({d, d, 8, 24, d + 5, 2 * d});
+  const int64_t d = c.model.head_dim;
+  // What a GPU has kernels for.
+  const auto gpu_values = [&](int64_t dim) { return dim == 192 ? pick({128, 192}) : dim; };
+  const bool coded = c.build.compress.rows != RowKind::k16;  // the GPU's stats count rows of d
+  const int64_t value_dim = !c.gpu ? pick({d, d, 8, 24, d + 5, 2 * d}) : coded ? d : gpu_values(d);
   std::vector<LayerGeometry> layers;
   bool usual = true;
   for (int64_t l = 0; l < c.model.layers; ++l) {
@@ -100,8 +104,8 @@ inline void draw_geometry(PropertyCase& c) {
     if (draw >= 1 && draw <= 3) {
       own.kv_heads *= pick({1, 1, 2});
       own.query_heads = own.kv_heads * pick({1, 3, 10, 12, 16});
-      own.head_dim = pick({8, 9, 80, 192, 512});
-      own.value_dim = pick({own.head_dim, 7, 128});
+      own.head_dim = c.gpu ? pick({64, 80, 192, 256, 512}) : pick({8, 9, 80, 192, 512});
+      own.value_dim = c.gpu ? gpu_values(own.head_dim) : pick({own.head_dim, 7, 128});
       own.attention_scale *= 1.5;
       if (draw > 1 && own.window == 0) {
         own.kind = LayerKind::kRecent;
@@ -184,7 +188,7 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
     if (l == static_cast<int64_t>(seed) % layers) continue;  // one layer is sparse
     if (chance(15)) c.model.sliding_window[l] = between(1, c.tokens + 50);
   }
-  if (!gpu && seed % 2 == 0) draw_geometry(c);
+  if (seed % 2 == 0) draw_geometry(c);
   if (b.partition == Partition::kBuckets) {
     c.qmodel = tiny_qmodel({.layers = layers,
                             .query_heads = kv_heads * group,

@@ -349,6 +349,10 @@ typedef struct sqz_attend_args {
                                   each attends to slot 0. Without a context lse = -infinity and
                                   out = 0. Neighbours with equal contexts are served together */
   int64_t contexts_each;       /* 1 to max_contexts; 0 = 1 */
+  const int64_t*
+      device_positions; /* CUDA: [T] as positions, in device memory and read on the stream,
+                           for recent layers: a captured call serves later positions. null
+                           = `positions`, which a captured call keeps. Never checked */
 } sqz_attend_args;
 
 /* Computes the state (out, lse) of each query over the fixed context. q, out and lse must not share
