@@ -134,6 +134,54 @@ class Engine:
         return frontend.drive_now(self.leases.acquire(list(names)), self)
 
 
+class PlainEngine(Engine):
+    """An LLMEngine of what frontend.py changes: requests have other names inside, and end by step() or when aborted."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.sqz_leases, self.sqz_held, self.model_config = self.leases, {}, None
+        self.output_processor = SimpleNamespace(request_states={}, parent_requests={})
+
+    def add_request(self, request_id, prompt, params):
+        inside = f"{request_id}-{len(self.output_processor.request_states)}"
+        self.output_processor.request_states[inside] = request_id
+        return inside
+
+    def abort_request(self, request_ids, internal=False):
+        states = self.output_processor.request_states
+        for inside in [one for one, name in states.items() if (one if internal else name) in request_ids]:
+            del states[inside]
+
+    def step(self):
+        self.output_processor.request_states.popitem()
+        return []
+
+
+def test_requests_that_end_in_any_way_give_their_leases_back(folder, monkeypatch):
+    engines = SimpleNamespace(AsyncLLM=SimpleNamespace(generate=None), LLMEngine=PlainEngine,
+                              InputProcessor=SimpleNamespace(process_inputs=None))
+    for name in ("async_llm", "input_processor", "llm_engine"):
+        monkeypatch.setitem(sys.modules, f"vllm.v1.engine.{name}", engines)
+    monkeypatch.setattr(frontend, "behind", lambda _lease, _prompt, params, _model: params)
+    for name in ("add_request", "abort_request", "step"):
+        monkeypatch.setattr(PlainEngine, name, getattr(PlainEngine, name))  # as it was, when the test ends
+    frontend.install()
+    engine = PlainEngine(folder)
+    params = SimpleNamespace(extra_args={frontend.NAME: "a"})
+    inside = [engine.add_request(name, "", params) for name in ("same", "same", "other", "last")]
+
+    def users():
+        return sum(one.users for one in engine.leases.resident.values())
+
+    assert users() == 4
+    engine.abort_request(["same"])
+    assert users() == 2
+    engine.abort_request([inside[2]], internal=True)
+    assert users() == 1
+    engine.step()
+    assert (users(), engine.sqz_held) == (0, {})
+
+
 def test_leases_load_once_and_drop_the_longest_unused(folder):
     engine = Engine(folder, contexts=2)
     first = engine.acquire("a")

@@ -24,6 +24,7 @@ def install() -> None:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     generate, add_request, step = AsyncLLM.generate, LLMEngine.add_request, LLMEngine.step
+    abort_request = LLMEngine.abort_request
     process_inputs = InputProcessor.process_inputs
 
     @functools.wraps(generate)
@@ -45,15 +46,18 @@ def install() -> None:
         except BaseException:
             leases_of(self).release(lease)
             raise
-        self.sqz_held[request_id] = lease
+        self.sqz_held[added] = lease
         return added
+
+    @functools.wraps(abort_request)
+    def abort_request_with(self: Any, *arguments: Any, **named: Any) -> None:
+        abort_request(self, *arguments, **named)
+        release_ended(self)
 
     @functools.wraps(step)
     def step_with(self: Any) -> Any:
         outputs = step(self)
-        for output in outputs:
-            if output.finished and (lease := self.sqz_held.pop(output.request_id, None)):
-                leases_of(self).release(lease)
+        release_ended(self)
         return outputs
 
     @functools.wraps(process_inputs)
@@ -65,6 +69,7 @@ def install() -> None:
         return request
 
     AsyncLLM.generate, LLMEngine.add_request, LLMEngine.step = generate_with, add_request_with, step_with
+    LLMEngine.abort_request = abort_request_with
     InputProcessor.process_inputs = process_inputs_with
 
 
@@ -85,6 +90,13 @@ def leases_of(engine: Any) -> Leases:
     leases = engine.sqz_leases
     assert isinstance(leases, Leases)
     return leases
+
+
+def release_ended(engine: Any) -> None:
+    """Releases the leases of requests that an LLMEngine no longer has, finished or aborted."""
+    known, held = engine.output_processor, getattr(engine, "sqz_held", {})
+    for request in [one for one in held if one not in known.request_states and one not in known.parent_requests]:
+        leases_of(engine).release(held.pop(request))
 
 
 def names_of(params: Any) -> list[str] | None:
