@@ -30,6 +30,7 @@ sqz_instantiate(SQZ_RUNTIME_CUDA_KERNELS prefill/attend/sm80 SQZ_SM80_DIMS all)
 
 add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/bucket_lookup.cc
+  ${SQZ_RUNTIME_CUDA_DIR}/cuda/context_table.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/device.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/driver.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/device_index.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/session.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session_create.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/static_lists.cc
@@ -38,6 +39,7 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/add_counters/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/batch/lookup/chosen.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/compiled_for/kernel.cu
+  ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/decode/contexts/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/kernel.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/product.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/prefill/classify/queries.cu

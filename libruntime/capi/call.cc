@@ -82,6 +82,7 @@ Status CheckedCall::check_contexts(const sqz_attend_args& args) {
     return invalid(concat("contexts_each: found ", args.contexts_each, ", expected 0 to ",
                           table_.max_contexts(), ", the session's max_contexts"));
   }
+  if (args.device_contexts != nullptr) return check_device_contexts(args);
   contexts_ = args.contexts;
   for (int64_t c = 0; c < each_; ++c) {
     for (Neighbours n; n.end < call_.request_count();) {
@@ -90,6 +91,20 @@ Status CheckedCall::check_contexts(const sqz_attend_args& args) {
       if (n.session != nullptr) SQZ_RETURN_IF_ERROR(check_tokens(n));
     }
   }
+  return {};
+}
+
+Status CheckedCall::check_device_contexts(const sqz_attend_args& args) {
+  if (args.contexts != nullptr || args.indptr != nullptr) {
+    return invalid("device_contexts: found with contexts or indptr, expected them alone");
+  }
+  if (call_.out == nullptr) return invalid("device_contexts: found some, expected null to select");
+  if (call_.tokens > table_.device_requests()) {
+    return invalid(concat("q: found ", call_.tokens,
+                          " tokens with device_contexts, expected at most ",
+                          table_.device_requests(), ", the session's device_requests"));
+  }
+  device_contexts_ = args.device_contexts;
   return {};
 }
 
@@ -259,6 +274,9 @@ Status CheckedCall::attend(const Neighbours& requests, bool merge) const {
 }
 
 Status CheckedCall::attend() const {
+  if (device_contexts_ != nullptr) {
+    return table_.device_contexts()->attend(call_, device_contexts_, each_);
+  }
   for (int64_t c = 0; c < each_; ++c) {
     for (Neighbours n; n.end < call_.request_count();) {
       n = neighbours(n.end, c);

@@ -29,6 +29,7 @@ class CheckedCall {
   explicit CheckedCall(SlotTable& table) : table_(table) {}
   Status check_tensors(const sqz_attend_args& args, bool outputs);
   Status check_contexts(const sqz_attend_args& args);
+  Status check_device_contexts(const sqz_attend_args& args);
   // `which` of a request's contexts.
   Status check_context(int64_t request, int64_t which) const;
   bool is_in_place(const ServingSession& session, int64_t request, int64_t which) const;
@@ -42,7 +43,8 @@ class CheckedCall {
   SlotTable& table_;
   const sqz_context* contexts_ = nullptr;  // [requests, each_]; null: slot 0
   int64_t each_ = 1;
-  AttendCall call_;  // of all requests
+  const sqz_context* device_contexts_ = nullptr;  // [tokens, each_] on the device, in their place
+  AttendCall call_;                               // of all requests
 };
 
 }  // namespace sqz::capi

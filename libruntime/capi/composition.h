@@ -16,6 +16,7 @@ class Composition {
                                                      int64_t max_tokens, int device,
                                                      std::shared_ptr<ThreadPool> pool);
 
+  const RopeUndo& shift() const { return shift_; }
   // The same call with queries that are turned back by its offset. They are overwritten by the next
   // call of this function.
   Result<AttendCall> turned(const AttendCall& call);

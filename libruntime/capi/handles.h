@@ -78,12 +78,16 @@ class SlotTable {
   int64_t max_contexts() const { return max_contexts_; }
   int device() const { return device_; }                           // CUDA device; -1 = the CPU
   Composition* composition() const { return composition_.get(); }  // null: max_contexts is 1
+  // Null: calls have no contexts in device memory.
+  cuda::ContextTable* device_contexts() const { return device_contexts_.get(); }
+  int64_t device_requests() const { return options_.device_requests; }
 
   std::mutex mutex;  // a call holds it
 
  private:
   explicit SlotTable(const sqz_session_options& in);
   Result<std::unique_ptr<ServingSession>> make(sqz_index& index);
+  Status make_device_contexts(const ServingSession& first);
 
   sqz_session_options options_;  // its arrays are the two below
   std::vector<double> thresholds_, layer_scales_;
@@ -94,6 +98,7 @@ class SlotTable {
   std::shared_ptr<ThreadPool> pool_;  // of all slots; null on a GPU
   std::vector<std::unique_ptr<ServingSession>> slots_;
   std::unique_ptr<Composition> composition_;
+  std::unique_ptr<cuda::ContextTable> device_contexts_;
 };
 
 }  // namespace sqz::capi

@@ -106,8 +106,32 @@ Result<std::unique_ptr<SlotTable>> SlotTable::create(sqz_index& index,
     SQZ_ASSIGN_OR_RETURN(table->composition_, Composition::create(table->model_, table->max_tokens_,
                                                                   table->device_, table->pool_));
   }
+  SQZ_RETURN_IF_ERROR(table->make_device_contexts(*first));
   table->slots_.push_back(std::move(first));
   return table;
+}
+
+Status SlotTable::make_device_contexts(const ServingSession& first) {
+  constexpr int64_t kMost = 65536;
+  if (options_.device_requests < 0 || options_.device_requests > kMost ||
+      options_.device_tokens < 0) {
+    return invalid(concat("options.device_requests and device_tokens: found ",
+                          options_.device_requests, " and ", options_.device_tokens,
+                          ", expected 0 to ", kMost, ", and 0 or more"));
+  }
+  if (options_.device_requests == 0) return {};
+  if (device_ < 0) return invalid("options.device_requests: found some on the CPU, expected 0");
+  const bool counts = options_.rule == SQZ_RULE_BUDGET && options_.thresholds == nullptr;
+  const bool moves = composition_ != nullptr && composes(model_);
+  SQZ_ASSIGN_OR_RETURN(
+      device_contexts_,
+      cuda::create_context_table(first, {.slots = SQZ_MOST_SLOTS,
+                                         .requests = options_.device_requests,
+                                         .each = max_contexts_,
+                                         .tokens = options_.device_tokens,
+                                         .counts = counts,
+                                         .shift = moves ? &composition_->shift() : nullptr}));
+  return {};
 }
 
 Result<std::unique_ptr<ServingSession>> SlotTable::make(sqz_index& index) {
@@ -168,6 +192,9 @@ Status SlotTable::put(int64_t slot, sqz_index* index) {
   if (place >= slots_.size()) {
     if (index == nullptr) return {};
     slots_.resize(place + 1);
+  }
+  if (device_contexts_ != nullptr) {
+    SQZ_RETURN_IF_ERROR(device_contexts_->put(slot, session.get()));
   }
   slots_[place].swap(session);
   return {};

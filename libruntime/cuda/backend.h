@@ -27,6 +27,30 @@ Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const Ser
                                                        std::shared_ptr<DeviceIndex> uploaded,
                                                        const SessionOptions& options);
 
+// The contexts of a session for calls whose requests name them in device memory.
+class ContextTable {
+ public:
+  virtual ~ContextTable() = default;
+  // Puts a session's context into a slot below `slots`; null empties it. kUnsupported for what the
+  // table's kernels do not serve. Calls under way that read the old context go on reading its
+  // index.
+  virtual Status put(int64_t slot, const ServingSession* session) = 0;
+  // One token a request. contexts: [tokens, each] of sqz_context in device memory.
+  virtual Status attend(const AttendCall& call, const void* contexts, int64_t each) = 0;
+};
+
+struct ContextTableOptions {
+  int64_t slots = 0, requests = 0,
+          each = 1;                 // most slots, most requests of a call, contexts of one
+  int64_t tokens = 0;               // most of a context; 0 = those of the first
+  bool counts = true;               // the rule kBudget, else kThreshold
+  const RopeUndo* shift = nullptr;  // null: contexts have no offset and no skipped tokens
+};
+
+// `first`: the session of slot 0, on a GPU. kUnsupported: its GPU or selector has no such calls.
+Result<std::unique_ptr<ContextTable>> create_context_table(const ServingSession& first,
+                                                           const ContextTableOptions& options);
+
 // Memory of a GPU, freed with the last reference, which waits for the work that uses it.
 Result<std::shared_ptr<void>> device_memory(int gpu, size_t bytes);
 

@@ -66,6 +66,25 @@ Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t reque
   return decode_lookup(params, team, static_cast<cudaStream_t>(call.stream));
 }
 
+Result<std::vector<ContextLayer>> CudaSession::context_layers() const {
+  const IndexMetadata& metadata = index_->metadata();
+  std::vector<ContextLayer> out(lookups_.size());
+  AttendCall call;
+  for (int64_t l = 0; l < std::ssize(out); ++l) {
+    SQZ_RETURN_IF_ERROR(uploaded_->wait(l));
+    const auto at = static_cast<size_t>(l);
+    ContextLayer& layer = out[at];
+    call.layer = l;
+    layer.keys = attend_params(call, 0, 0);
+    layer.keys.counters = &counters_[l].selections;
+    layer.lookup = lookups_[at];
+    layer.lookup.exact = static_cast<uint32_t>(layer.keys.exact);
+    if (!selects(l)) layer.lookup.levels = 0;
+    layer.skippable = metadata.layers[at].dense ? metadata.tokens : metadata.sink;
+  }
+  return out;
+}
+
 AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
                                         int64_t requests) const {
   const DeviceLayer& layer = uploaded_->layer(call.layer);

@@ -11,8 +11,7 @@
 #include "libruntime/cuda/block_server.h"
 #include "libruntime/cuda/bucket_lookup.h"
 #include "libruntime/cuda/static_lists.h"
-#include "libruntime/kernels/cuda/decode/attend/kernel.h"
-#include "libruntime/kernels/cuda/decode/lookup/kernel.h"
+#include "libruntime/kernels/cuda/decode/context_layer.h"
 
 namespace sqz::cuda {
 
@@ -34,6 +33,10 @@ class CudaSession final : public ServingSession {
   // Counts the calls whose work has ended.
   Result<Counters> totals(int64_t layer) override;
   Status clear_totals() override;
+  SelectorKind selector() const { return selector_; }
+  const std::shared_ptr<const ServedIndex>& shared_index() const { return index_; }
+  // The layers as the rows of a ContextTable read them, once their upload has ended.
+  Result<std::vector<ContextLayer>> context_layers() const;
 
  private:
   // The kernels add to these counters of a layer.

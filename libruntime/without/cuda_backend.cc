@@ -25,6 +25,11 @@ Result<std::unique_ptr<ServingSession>> create_session(std::shared_ptr<const Ser
   return missing();
 }
 
+Result<std::unique_ptr<ContextTable>> create_context_table(const ServingSession&,
+                                                           const ContextTableOptions&) {
+  return missing();
+}
+
 Result<std::shared_ptr<void>> device_memory(int, size_t) {
   return missing();
 }

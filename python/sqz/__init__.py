@@ -9,12 +9,12 @@ Tensors are numpy's, torch's, or of whatever else speaks DLPack; none is copied.
 sqz.Error with its sentence. docs/python.md is the reference.
 """
 
-from sqz._arguments import Context, Contexts
+from sqz._arguments import Context, Contexts, DeviceContexts
 from sqz._library import Error, version
 from sqz.build import Built, build, calibrate
 from sqz.index import Index, IndexInfo, Layer
 from sqz.session import Session, Stats, merge_states
 
 __version__ = version
-__all__ = ["Built", "Context", "Contexts", "Error", "Index", "IndexInfo", "Layer", "Session", "Stats", "build", "calibrate",
-           "merge_states"]
+__all__ = ["Built", "Context", "Contexts", "DeviceContexts", "Error", "Index", "IndexInfo", "Layer", "Session", "Stats",
+           "build", "calibrate", "merge_states"]

@@ -4,6 +4,8 @@ import ctypes as c
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from sqz import _library
 from sqz._tensors import Borrowed, DLPackTensor, Integers, integers, stream_of
 
@@ -71,6 +73,34 @@ class Contexts:
                 self.array[number * self.each + place] = _library.Context(**one._asdict())
 
 
+class DeviceContexts:
+    """Contexts in the memory of a GPU, which kernels read: a captured graph serves what set() put there last.
+
+    requests: the most of a call, one token each. each: the most contexts of a request. Needs torch.
+    """
+
+    def __init__(self, requests: int, each: int = 1, device: Any = "cuda") -> None:
+        import torch
+
+        self.each, self.requests = each, requests
+        self.words = torch.from_numpy(self._words([])).to(device)  # [requests, each, 2], sqz_context in words of 8 bytes
+
+    def _words(self, requests: Sequence[int | Context | Sequence[Context] | None]) -> Any:
+        rows = [[*_contexts_of(request)] for request in requests]
+        if len(rows) > self.requests or any(len(row) > self.each for row in rows):
+            raise ValueError(f"contexts: found those of {len(rows)} requests, expected at most {self.requests} with "
+                             f"{self.each} each")
+        padded = rows + [[]] * (self.requests - len(rows))
+        array = Contexts([row + [Context(-1)] * (self.each - len(row)) for row in padded]).array
+        return np.frombuffer(array, np.int64).reshape(self.requests, self.each, 2).copy()
+
+    def set(self, requests: Sequence[int | Context | Sequence[Context] | None]) -> None:
+        """The contexts of the first requests of a call, on torch's current stream; the others have none."""
+        import torch
+
+        self.words.copy_(torch.from_numpy(self._words(requests)))
+
+
 def _contexts_of(request: int | Context | Sequence[Context] | None) -> Sequence[Context]:
     if request is None:
         return ()
@@ -85,7 +115,7 @@ class Arguments:
     def __init__(self, layer: int, q: DLPackTensor, out: DLPackTensor | None, lse: DLPackTensor | None,
                  positions: Integers | None, indptr: Integers | None, stream: int | None,
                  q_before_rope: DLPackTensor | None = None,
-                 contexts: Contexts | None = None) -> None:
+                 contexts: Contexts | DeviceContexts | None = None) -> None:
         tensors = {"q": q, "out": out, "lse": lse, "q_before_rope": q_before_rope}
         self._borrowed = {name: Borrowed(name, tensor) for name, tensor in tensors.items() if tensor is not None}
         numbers = {"positions": positions, "indptr": indptr}
@@ -96,12 +126,16 @@ class Arguments:
                              "token of q")
         requests = max(0, len(self._numbers["indptr"]) - 1) if indptr is not None else 0
         expected = requests if indptr is not None else 1
-        if contexts is not None and contexts.requests != expected:
+        on_device = isinstance(contexts, DeviceContexts)
+        if on_device and shape and shape[0] > contexts.requests:
+            raise ValueError(f"contexts: found those of {contexts.requests} requests, expected {shape[0]}")
+        if contexts is not None and not on_device and contexts.requests != expected:
             raise ValueError(f"contexts: found those of {contexts.requests} requests, expected {expected}")
         self._contexts = contexts
         self.struct = _library.AttendArgs(
             layer=layer, requests=requests, stream=stream_of(q) if stream is None else stream,
-            contexts=None if contexts is None else c.addressof(contexts.array),
+            contexts=None if contexts is None or on_device else c.addressof(contexts.array),
+            device_contexts=contexts.words.data_ptr() if on_device else None,
             contexts_each=0 if contexts is None else contexts.each,
             **{name: one.at for name, one in self._borrowed.items()},
             **{name: one.ctypes.data for name, one in self._numbers.items()})

@@ -70,13 +70,15 @@ class SessionOptions(Struct):
     _fields_ = _fields(
         "uint32 struct_size", "int32 device_type device_id selector rule levels uniform_layers",
         "double budget keep", "doubles thresholds", "int64 block max_tokens", "int32 threads dense_layers", "int64 max_request_tokens",
-        "doubles layer_scales", "int64 layer_scale_count first_kv_head kv_heads", "int32 max_contexts")
+        "doubles layer_scales", "int64 layer_scale_count first_kv_head kv_heads", "int32 max_contexts",
+        "int64 device_requests device_tokens")
 
 
 class AttendArgs(Struct):
     c_name = "sqz_attend_args"
     _fields_ = _fields("uint32 struct_size", "int64 layer", "pointer q out lse positions indptr",
-                       "int64 requests", "pointer stream q_before_rope contexts", "int64 contexts_each")
+                       "int64 requests", "pointer stream q_before_rope contexts", "int64 contexts_each",
+                       "pointer device_positions device_contexts")
 
 
 class Stats(Struct):

@@ -7,7 +7,7 @@ from operator import index as integer
 from typing import Any
 
 from sqz import _library
-from sqz._arguments import Arguments, Context, Contexts, doubles, head_range
+from sqz._arguments import Arguments, Context, Contexts, DeviceContexts, doubles, head_range
 from sqz._handle import Handle
 from sqz._library import INVALID_ARGUMENT, choice, lib
 from sqz._tensors import CUDA, Borrowed, Device, DLPackTensor, Integers, device_of, empty, require, stream_of
@@ -62,13 +62,16 @@ class Session(Handle):
     kv_heads: (first, count), those of one rank of tensor parallelism; None = all.
     max_contexts: most contexts of one request, up to 8; 0 = 1. Above 1 takes memory for a second copy of queries and
         outputs.
+    device_requests: on a GPU the most requests of a call with DeviceContexts; 0 = no such calls. device_tokens: the most
+        tokens of a context of theirs, 0 = those of the first index.
     """
 
     def __init__(self, index: Index, selector: str = "auto", budget: float | None = None, keep: float | None = None,
                  thresholds: Sequence[float] | None = None, rule: str | None = None, levels: int = 0, block: int = 0,
                  dense_layers: int = 0, layer_scales: Sequence[float] | None = None, uniform_layers: bool = False,
                  max_tokens: int = 0, max_request_tokens: int = 0, threads: int = 0, device: Device | None = None,
-                 kv_heads: tuple[int, int] | None = None, max_contexts: int = 0) -> None:
+                 kv_heads: tuple[int, int] | None = None, max_contexts: int = 0,
+                 device_requests: int = 0, device_tokens: int = 0) -> None:
         if not isinstance(index, Index):
             raise TypeError(f"index: found {type(index).__name__}, expected an Index")
         for name, amount in (("budget", budget), ("keep", keep)):
@@ -87,7 +90,8 @@ class Session(Handle):
             rule=choice("rule", rule or "budget", _RULES), levels=levels, budget=budget or 0, keep=keep or 0,
             thresholds=limits, block=block, max_tokens=max_tokens, threads=threads, dense_layers=dense_layers,
             max_request_tokens=max_request_tokens, layer_scales=scales, layer_scale_count=len(scales or ()),
-            uniform_layers=uniform_layers, first_kv_head=first, kv_heads=count, max_contexts=max_contexts)
+            uniform_layers=uniform_layers, first_kv_head=first, kv_heads=count, max_contexts=max_contexts,
+            device_requests=device_requests, device_tokens=device_tokens)
         self.index = index
         self._value_dims = {number: layer.value_dim for number, layer in enumerate(index.layers)}
         on_gpu = index._uploaded.get(device_id) if device_type == CUDA else None
@@ -115,7 +119,7 @@ class Session(Handle):
 
     def attend(self, layer: int, q: DLPackTensor, out: Any = None, lse: Any = None, positions: Integers | None = None,
                indptr: Integers | None = None, stream: int | None = None, q_before_rope: DLPackTensor | None = None,
-               contexts: Contexts | Sequence[int | Context | Sequence[Context] | None] | None = None,
+               contexts: Contexts | DeviceContexts | Sequence[int | Context | Sequence[Context] | None] | None = None,
                ) -> tuple[Any, Any]:
         """Attention of queries over the fixed context: (out, lse), which merge_states() joins with your own.
 
@@ -125,12 +129,13 @@ class Session(Handle):
         indptr: [requests + 1] first tokens of the requests in q; None = one request. stream: a cudaStream_t as a
         number; None = torch's current one for tensors of torch, else the default stream. On a GPU the call returns
         before its work is done. q_before_rope: for selector saap. contexts: for each request None (its lse is
-        -infinity and its out 0), a slot, or one or several Contexts; without it all attend to slot 0.
+        -infinity and its out 0), a slot, or one or several Contexts; without it all attend to slot 0. With
+        DeviceContexts each token of q is a request.
         Rows of a request with a query that is NaN or infinite become NaN. Error with status 8 names token and head of
         finite queries with a logit or an output beyond float32; on a GPU those rows become NaN.
         """
         out, lse = _results(q, self._value_dims.get(layer, 0), out, lse)
-        if contexts is not None and not isinstance(contexts, Contexts):
+        if contexts is not None and not isinstance(contexts, Contexts | DeviceContexts):
             contexts = Contexts(contexts)
         args = Arguments(layer, q, out, lse, positions, indptr, stream, q_before_rope, contexts)
         with self._pointer.lock:

@@ -23,6 +23,7 @@ struct Layer {
   std::shared_ptr<const SqzFile> file;
   std::vector<Index> copies;
   bool prompt = false;
+  int64_t contexts = 0;  // as in AttentionOptions
   int threads = 0;
   uint64_t seed = 0;
 
@@ -102,11 +103,30 @@ class Serving {
       indptr_.resize(static_cast<size_t>(what.tokens) + 1);
       std::iota(indptr_.begin(), indptr_.end(), 0);
     }
-    const sqz_session_options options = session_options(layer, what);
-    for (const Index& copy : layer.copies) sessions_.emplace_back(copy, options);
+    sqz_session_options options = session_options(layer, what);
+    if (layer.contexts == 0) {
+      for (const Index& copy : layer.copies) sessions_.emplace_back(copy, options);
+      return;
+    }
+    options.device_requests = what.tokens;
+    sessions_.emplace_back(layer.copies[0], options);
+    std::vector<sqz_context> contexts;
+    for (int32_t r = 0; r < what.tokens; ++r) {
+      contexts.push_back({r % static_cast<int32_t>(layer.contexts), 0, 0});
+    }
+    for (int64_t c = 1; c < layer.contexts; ++c) {
+      sessions_[0].put(c, layer.copies[static_cast<size_t>(c)]);
+    }
+    contexts_ = layer.device->copy(std::as_bytes(std::span(contexts)));
   }
 
-  void attend(int64_t i) { sessions_[static_cast<size_t>(i) % sessions_.size()].attend(call(i)); }
+  void attend(int64_t i) {
+    sqz_attend_args args = call(i);
+    args.device_contexts = static_cast<const sqz_context*>(contexts_.get());
+    if (contexts_ != nullptr) args.indptr = nullptr;
+    args.requests = contexts_ == nullptr ? args.requests : 0;
+    sessions_[static_cast<size_t>(i) % sessions_.size()].attend(args);
+  }
   void reset() {
     for (Session& session : sessions_) session.reset_stats();
   }
@@ -142,6 +162,7 @@ class Serving {
   std::unique_ptr<Tensor> out_, lse_;
   std::vector<int64_t> indptr_;
   std::vector<Session> sessions_;
+  std::shared_ptr<void> contexts_;
 };
 
 void run(benchmark::State& state, const Layer& layer, const Case& what) {
@@ -183,12 +204,14 @@ Result<std::shared_ptr<Layer>> open_layer(const AttentionOptions& options,
   const auto layer = std::make_shared<Layer>();
   SQZ_ASSIGN_OR_RETURN(layer->file, SqzFile::open(path));
   const bool gpu = device->number() >= 0;
-  for (int i = 0; i < (gpu && !options.prompt ? kCopies : 1); ++i) {
+  const int64_t copies = options.contexts > 0 ? options.contexts : kCopies;
+  for (int64_t i = 0; i < (gpu && !options.prompt ? copies : 1); ++i) {
     layer->copies.emplace_back(path);
     if (gpu) layer->copies.back().upload(device->number());
   }
   layer->device = std::move(device);
   layer->prompt = options.prompt;
+  layer->contexts = options.contexts;
   layer->threads = options.made.threads;
   layer->seed = options.made.seed;
   return layer;

@@ -14,7 +14,8 @@ struct AttentionOptions {
   MadeIndex made;
   std::string index, save_index;  // paths; empty: the index is made, and removed again
   bool prompt = false;            // one request of `queries` tokens, else requests of one token
-  std::vector<int64_t> requests = {1};                  // without `prompt`
+  std::vector<int64_t> requests = {1};  // without `prompt`
+  int64_t contexts = 0;  // on a GPU: requests name one of so many in turn, in device memory
   std::vector<int64_t> queries = {512}, block = {128};  // with `prompt`
   std::vector<std::string> rules = {"budget"};
   std::vector<int> levels = {1, 2};

@@ -185,6 +185,8 @@ int main_of(int argc, char** argv) {
   add_attention_options(*sub, attend);
   add_list(*sub, "--requests", attend.attention.requests, CLI::Range(1, 1024),
            "Requests that are served at once");
+  add_one(*sub, "--contexts", attend.attention.contexts, whole_number(0),
+          "On a GPU: copies of the index that requests name in turn, in its memory; 0 = one index");
   sub = app.add_subcommand("prefill", "The tokens of a prompt");
   add_attention_options(*sub, prefill);
   add_list(*sub, "--queries", prefill.attention.queries, whole_number(1), "Tokens of the prompt");

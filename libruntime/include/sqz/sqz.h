@@ -294,6 +294,11 @@ typedef struct sqz_session_options {
                                       CUDA both 0, or the range that was uploaded */
   int32_t max_contexts; /* most contexts of one request, 1 to SQZ_MOST_CONTEXTS; 0 = 1. Above 1, a
                            session has memory for a second copy of queries and outputs */
+  int64_t device_requests; /* CUDA: most requests of a call with device_contexts; 0 = no such calls.
+                              GPUs from compute capability 9.0, selectors squeezed and dense. All
+                              indexes then have the same rows (16 or 8 bits) and element type */
+  int64_t device_tokens;   /* most tokens of a context in such a call; 0 = those of the first index.
+                              A larger one is refused by sqz_session_put() (SQZ_UNSUPPORTED) */
 } sqz_session_options;
 
 #define SQZ_MOST_CONTEXTS 8
@@ -353,6 +358,14 @@ typedef struct sqz_attend_args {
       device_positions; /* CUDA: [T] as positions, in device memory and read on the stream,
                            for recent layers: a captured call serves later positions. null
                            = `positions`, which a captured call keeps. Never checked */
+  const sqz_context* device_contexts; /* CUDA: [T, contexts_each] in device memory, in place of
+                                         `contexts`: each token of q is a request, and indptr is
+                                         null. Kernels read them, so that a captured graph serves
+                                         whatever stands there when it is replayed, and the indexes
+                                         that are in those slots by then. Rows of an empty slot, of
+                                         too many skipped tokens, or of an offset that the session
+                                         or the model does not allow are NaN. An index that was made
+                                         after others is not checked for them */
 } sqz_attend_args;
 
 /* Computes the state (out, lse) of each query over the fixed context. q, out and lse must not share

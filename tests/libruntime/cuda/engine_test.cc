@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <numeric>
+#include <set>
 
 #include "tests/common/temporary_directory.h"
 #include "tests/libruntime/cuda/tokens.h"
@@ -136,6 +139,176 @@ TEST_F(CudaEngine, CallsAreCaptured) {
   on_cpu.attend(cpu.args);
   gpu.expect_like(cpu);
   EXPECT_EQ(on_gpu.stats().selections, 4u);
+}
+
+// Calls whose requests name their contexts in device memory, captured once.
+class CudaDeviceContexts : public CudaEngine {
+ protected:
+  using Rows = std::vector<std::vector<sqz_context>>;
+  static constexpr int64_t kRequests = 24, kEach = 2, kAll = kHeads * kGroup;
+
+  void SetUp() override {
+    CudaEngine::SetUp();
+    if (IsSkipped()) return;
+    testing::TinyIndexOptions options = shape();
+    for (const char* name : {"b", "c", "short"}) {
+      ++options.seed;
+      options.dense_layers = name[0] == 'c' ? std::set<int64_t>{0} : std::set<int64_t>{};
+      if (name[0] == 's') options.tokens = 1000;  // too short for a budget: it is read whole
+      ASSERT_NO_FATAL_FAILURE(write(name, options));
+    }
+  }
+  // Requests beyond `rows` have no context.
+  static std::vector<sqz_context> flat(const Rows& rows) {
+    std::vector<sqz_context> out(kRequests * kEach, {-1, 0, 0});
+    for (size_t r = 0; r < rows.size(); ++r) {
+      std::copy(rows[r].begin(), rows[r].end(), out.begin() + static_cast<int64_t>(r) * kEach);
+    }
+    return out;
+  }
+  // Every request with one of these.
+  static Rows in_turn(const Rows& rows) {
+    Rows out;
+    for (size_t r = 0; r < kRequests; ++r) out.push_back(rows[r * 7 % rows.size()]);
+    return out;
+  }
+  void serves_what_is_named(sqz_session_options options);
+};
+
+void CudaDeviceContexts::serves_what_is_named(sqz_session_options options) {
+  runtime::Index a(path("a")), b(path("b")), c(path("c")), brief(path("short"));
+  for (runtime::Index* index : {&a, &b, &c, &brief}) index->upload();
+  options.max_contexts = kEach;
+  options.device_type = 1;
+  runtime::Session on_cpu(a, options);
+  options.device_type = 2;
+  options.device_requests = kRequests;
+  runtime::Session on_gpu(a, options);
+  const std::vector<float> q = queries(kRequests, kAll);
+  cuda::test::DeviceArray<sqz_context> contexts(kRequests * kEach);
+  std::vector<int64_t> indptr(kRequests + 1);
+  std::iota(indptr.begin(), indptr.end(), 0);
+  std::vector<std::unique_ptr<Tokens>> gpu, cpu;
+  for (const int64_t layer : {0, 1}) {
+    for (const bool here : {false, true}) {
+      auto& calls = here ? gpu : cpu;
+      calls.push_back(std::make_unique<Tokens>(q, kAll, here));
+      sqz_attend_args& args = calls.back()->args;
+      args.layer = layer;
+      args.contexts_each = kEach;
+      if (here) {
+        args.device_contexts = contexts.get();
+        continue;
+      }
+      args.indptr = indptr.data();
+      args.requests = kRequests;
+    }
+  }
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  for (const auto& call : gpu) {
+    call->args.stream = stream;
+    EXPECT_EQ(sqz_attend(on_gpu.handle(), &call->args), SQZ_OK) << sqz_last_error();
+  }
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  const auto replay = [&](const Rows& rows) {
+    const std::vector<sqz_context> here = flat(rows);
+    ASSERT_EQ(cudaMemcpy(contexts.get(), here.data(), here.size() * sizeof(sqz_context),
+                         cudaMemcpyHostToDevice),
+              cudaSuccess);
+    for (const auto& call : gpu) call->clear();
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  };
+  const auto expect = [&](const Rows& rows) {
+    ASSERT_NO_FATAL_FAILURE(replay(rows));
+    const std::vector<sqz_context> here = flat(rows);
+    for (size_t l = 0; l < cpu.size(); ++l) {
+      SCOPED_TRACE(l);
+      cpu[l]->args.contexts = here.data();
+      on_cpu.attend(cpu[l]->args);
+      ASSERT_NO_FATAL_FAILURE(gpu[l]->expect_like(*cpu[l]));
+    }
+  };
+  const sqz_context first = {0, 0, 0}, second = {1, 0, 0}, third = {7, 0, 0}, behind = {1, 2, 6000};
+  for (runtime::Session* session : {&on_cpu, &on_gpu}) {
+    session->put(1, b);
+    session->put(7, brief);
+  }
+  expect({{first}});
+  expect(in_turn({{first}}));
+  expect(in_turn({{first}, {second}, {}, {third}, {second}}));
+  expect(in_turn({{first, behind}, {}, {second}, {first}, {third, {0, 2, 1000}}}));
+  expect(in_turn({{{0, 16, -300}}, {{1, 3, 1 << 20}, first}}));
+  EXPECT_EQ(on_gpu.stats(-1, 7).selections, on_cpu.stats(-1, 7).selections);
+  EXPECT_EQ(on_gpu.stats(-1, 1).keys_read, on_cpu.stats(-1, 1).keys_read);
+  EXPECT_EQ(on_gpu.stats(-1, 1).bytes_read, on_cpu.stats(-1, 1).bytes_read);
+  on_gpu.empty(1);
+  // No slot, an empty one, too many tokens that are left out: NaN, beside a request that is served.
+  ASSERT_NO_FATAL_FAILURE(replay({{second}, {first}, {{3, 0, 0}}, {{0, 17, 0}}, {{-2, 0, 0}}}));
+  const std::vector<float> lse = gpu[1]->gpu_lse();
+  for (const int64_t request : {0, 1, 2, 3, 4, 5}) {
+    const float of_request = lse[static_cast<size_t>(request)];
+    if (request == 1) {
+      EXPECT_TRUE(std::isfinite(of_request));
+    } else if (request == 5) {
+      EXPECT_EQ(of_request, -INFINITY);
+    } else {
+      EXPECT_TRUE(std::isnan(of_request)) << request;
+    }
+  }
+  for (runtime::Session* session : {&on_cpu, &on_gpu}) {
+    session->put(1, c);
+    session->put(0, b);
+  }
+  expect(in_turn({{first}, {second}, {}, {second, {0, 2, 6000}}}));
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_F(CudaDeviceContexts, BudgetServesWhatIsNamed) {
+  serves_what_is_named(held_budget(0.2, true));
+}
+TEST_F(CudaDeviceContexts, ThresholdServesWhatIsNamed) {
+  auto options = held_budget(0.3, true);
+  options.rule = SQZ_RULE_THRESHOLD;
+  serves_what_is_named(options);
+}
+TEST_F(CudaDeviceContexts, DenseServesWhatIsNamed) {
+  serves_what_is_named(runtime::dense_options());
+}
+
+TEST_F(CudaDeviceContexts, WhatCannotBeServedIsRefused) {
+  runtime::Index a(path("a"));
+  testing::TinyIndexOptions larger = shape();
+  larger.tokens = 12000;
+  larger.clusters = {50, 700};
+  ASSERT_NO_FATAL_FAILURE(write("larger", larger));
+  runtime::Index b(path("larger"));
+  a.upload();
+  b.upload();
+  auto options = held_budget(0.2, true);
+  options.device_requests = 4;
+  runtime::Session session(a, options);
+  EXPECT_EQ(sqz_session_put(session.handle(), 1, b.handle()), SQZ_UNSUPPORTED);
+  EXPECT_THAT(sqz_last_error(), ::testing::HasSubstr("options.device_tokens"));
+  options.device_tokens = 14000;
+  runtime::Session wider(a, options);
+  wider.put(1, b);
+  Tokens five(queries(5, kAll), kAll, true);
+  cuda::test::DeviceArray<sqz_context> contexts(std::vector<sqz_context>(5, {0, 0, 0}));
+  five.args.device_contexts = contexts.get();
+  EXPECT_EQ(sqz_attend(session.handle(), &five.args), SQZ_INVALID_ARGUMENT);
+  EXPECT_THAT(sqz_last_error(), ::testing::HasSubstr("found 5 tokens with device_contexts"));
+  options.device_requests = 0;
+  runtime::Session without(a, options);
+  EXPECT_EQ(sqz_attend(without.handle(), &five.args), SQZ_INVALID_ARGUMENT);
 }
 
 TEST_F(CudaEngine, TensorsThatKernelsCannotReadAreRefused) {

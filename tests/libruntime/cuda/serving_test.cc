@@ -314,6 +314,53 @@ TEST_F(Serving, MixedLayers) {
 }
 
 // Runs of any keys, not of whole clusters, that all tokens of a call share.
+// Requests that name one of two contexts in device memory, against each context alone.
+TEST_F(Serving, ContextsInDeviceMemory) {
+  TinyIndexOptions options = shape(128, 4, {300});
+  const Compressed first = compress(options);
+  ++options.seed;
+  const Compressed second = compress(options);
+  constexpr int64_t kRequests = 40;
+  std::vector<int32_t> contexts;  // slot, skip, and two words of offset
+  for (int64_t r = 0; r < kRequests; ++r) {
+    contexts.insert(contexts.end(), {r % 3 == 0 ? 3 : 0, 0, 0, 0});
+  }
+  const test::DeviceArray<int32_t> on_device(contexts);
+  const auto queries = make_queries(first.whole, 0, kRequests, 7, 0.6f);
+  for (const SelectionRequest& selection : {by_budget(0.1), kDense}) {
+    const auto a = gpu_session(first.coded, selection), b = gpu_session(second.coded, selection);
+    auto table = create_context_table(*a, {.slots = 4, .requests = kRequests});
+    ASSERT_TRUE(table.ok()) << table.status().message();
+    ASSERT_TRUE((*table)->put(3, b.get()).ok());
+    DeviceCall all(first.coded, 0, single_tokens(kRequests), DType::kF32);
+    all.set_queries(queries);
+    ASSERT_TRUE((*table)->attend(all.call, on_device.get(), 1).ok());
+    const Output found = all.output();
+    const Counters counted = *b->totals(-1);
+    Output expected = found;
+    for (const bool of_b : {false, true}) {
+      DeviceCall alone(first.coded, 0, single_tokens(kRequests), DType::kF32);
+      alone.set_queries(queries);
+      ASSERT_TRUE((of_b ? b : a)->attend(alone.call).ok());
+      const Output output = alone.output();
+      for (int64_t r = 0; r < kRequests; ++r) {
+        if ((r % 3 == 0) != of_b) continue;
+        const auto copy = [&](const std::vector<float>& from, std::vector<float>& to) {
+          const int64_t each = std::ssize(from) / kRequests;
+          std::copy_n(from.begin() + r * each, each, to.begin() + r * each);
+        };
+        copy(output.out, expected.out);
+        copy(output.lse, expected.lse);
+      }
+    }
+    test::expect_close(found, expected, options.head_dim);
+    EXPECT_EQ(counted.selections, 14u);
+    EXPECT_NEAR(static_cast<double>(counted.bytes_read) / 14,
+                static_cast<double>(b->totals(-1)->bytes_read) / 54,
+                0.05 * static_cast<double>(counted.bytes_read) / 14);
+  }
+}
+
 TEST_F(Serving, SelectorsThatLookAtNoQuery) {
   const auto indexed = [](int64_t dim, int64_t group, DType dtype) {
     TinyIndexOptions o = shape(dim, group, {40, 211});

@@ -6,13 +6,15 @@
 #include "libruntime/kernels/cuda/common/rows8.cuh"
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
 #include "libruntime/kernels/cuda/decode/attend/merge.cuh"
+#include "libruntime/kernels/cuda/decode/context_layer.cuh"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
 
-// kRows: query rows that a pair has at most. kCoded: keys and values are rows of 8 bits.
-template <class Element, int kDim, int kRows, bool kCoded>
+// kRows: query rows that a pair has at most. kCoded: keys and values are rows of 8 bits. kOwn: the
+// requests have layers of their own.
+template <class Element, int kDim, int kRows, bool kCoded, bool kOwn>
 class Attend : private AttendMerge<kDim, kRows> {
  public:
   __device__ Attend(const AttendParams& params, AttendShared<kDim, kRows>& shared)
@@ -45,7 +47,6 @@ class Attend : private AttendMerge<kDim, kRows> {
 
  private:
   using Merge = AttendMerge<kDim, kRows>;
-  using Merge::exact_;
   using Merge::kHalves;
   using Merge::kParts;
   using Merge::kTilesOut;
@@ -63,20 +64,27 @@ class Attend : private AttendMerge<kDim, kRows> {
 
   __device__ void attend_segment(const Segment& segment) {
     head_ = segment.pair % p_.kv_heads;
+    if constexpr (kOwn) {
+      const ContextLayer& own = p_.own[segment.pair / p_.kv_heads];
+      copy_layer(own.keys, s_.layer);
+      own_exact_ = segment.totals.exact;
+      whole_ = kCoded && own.lookup.levels == 0;
+    }
     const int64_t count = segment.end;
     const bool list = listed_ || kCoded;
     const int64_t step = kCoded ? kCodedKeys : list ? kListKeys : segment.end - segment.begin;
     Runs runs;
     if (listed_) runs = runs_from(segment, segment.begin);  // on their way beside the queries
     load_queries(segment.pair);
+    if (kOwn) __syncthreads();
     State state = {};
 #pragma unroll
     for (float& maximum : state.maximum) maximum = kLowestMaximum;
     int64_t stop;
     for (int64_t at = segment.begin; at < count; at = stop) {
       stop = min(at + step, count);
-      if (kCoded && at < exact_) {
-        stop = min(count, exact_);
+      if (kCoded && at < exact()) {
+        stop = min(count, exact());
         __syncthreads();
         attend_keys(at, stop, false, state);
         continue;
@@ -96,6 +104,14 @@ class Attend : private AttendMerge<kDim, kRows> {
     }
     if constexpr (kCoded) count_means();
     this->finish_segment(segment, state);
+  }
+
+  __device__ const AttendLayer& layer() const {
+    if constexpr (kOwn) return s_.layer;
+    return p_;
+  }
+  __device__ int64_t exact() const {
+    return kOwn ? own_exact_ : Merge::exact_;
   }
 
   // All queries, while the lookup that this kernel waits for still runs: it began when they were
@@ -142,7 +158,7 @@ class Attend : private AttendMerge<kDim, kRows> {
   // From the one with key `begin` of the segment, or an earlier one.
   __device__ Runs runs_from(const Segment& segment, int64_t begin) const {
     const RunLists& lists = p_.lists;
-    const auto key = static_cast<uint32_t>(max(begin, exact_) - exact_);
+    const auto key = static_cast<uint32_t>(max(begin, exact()) - exact());
     Runs runs = {.at = 0};
     if (segment.totals.runs > kFewRuns && key < segment.totals.keys) {
       runs.at = lists.marks[this->list_of(segment.pair) * lists.mark_capacity + key / kMarkKeys];
@@ -162,18 +178,18 @@ class Attend : private AttendMerge<kDim, kRows> {
 
   // Fills s_.in.list for keys [begin, end): slots, or exact keys with kExactKey.
   __device__ void locate(const Segment& segment, int64_t begin, int64_t end, Runs& runs) {
-    const int64_t exact_end = min(end, exact_);
+    const int64_t exact_end = min(end, exact());
 #pragma unroll 1
     for (int64_t k = begin + thread_; k < exact_end; k += kAttendThreads) {
       put(begin, k, exact_key(k));
     }
-    if (end <= exact_) return;
-    const auto first_key = static_cast<uint32_t>(max(begin, exact_) - exact_);
-    const auto end_key = static_cast<uint32_t>(end - exact_);
+    if (end <= exact()) return;
+    const auto first_key = static_cast<uint32_t>(max(begin, exact()) - exact());
+    const auto end_key = static_cast<uint32_t>(end - exact());
     if (!listed_) {
 #pragma unroll 1
       for (uint32_t key = first_key + thread_; key < end_key; key += kAttendThreads) {
-        put(begin, exact_ + key, key);
+        put(begin, exact() + key, key);
       }
       return;
     }
@@ -199,7 +215,7 @@ class Attend : private AttendMerge<kDim, kRows> {
       const uint32_t to_slot = __shfl_sync(~0u, runs.first[0], i) - run_begin;
 #pragma unroll 1
       for (uint32_t key = max(run_begin, first_key) + lane_; key < run_end; key += 32) {
-        put(begin, exact_ + key, to_slot + key);
+        put(begin, exact() + key, to_slot + key);
       }
     }
     return __any_sync(~0u, runs.begin[0] >= end_key);
@@ -214,14 +230,14 @@ class Attend : private AttendMerge<kDim, kRows> {
   }
 
   __device__ uint32_t exact_key(int64_t key) const {
-    return kExactKey | static_cast<uint32_t>(key + p_.exact_skipped);
+    return kExactKey | static_cast<uint32_t>(key + layer().exact_skipped);
   }
   // Bytes from the start of keys or values; of exact keys from the start of theirs.
   __device__ __forceinline__ const char* row_at(uint32_t where, const void* slots,
                                                 const void* exact) const {
     const bool is_exact = (where & kExactKey) != 0;
     const char* base = static_cast<const char*>(is_exact ? exact : slots);
-    const int64_t row = head_ * (is_exact ? p_.exact : p_.slots) + (where & ~kExactKey);
+    const int64_t row = head_ * (is_exact ? layer().exact : layer().slots) + (where & ~kExactKey);
     return base + row * kRowBytes;
   }
 
@@ -231,7 +247,7 @@ class Attend : private AttendMerge<kDim, kRows> {
     index = min(index, count - 1);
     if (list) return s_.in.list[index];
     const int64_t key = begin + index;
-    return key < exact_ ? exact_key(key) : static_cast<uint32_t>(key - exact_);
+    return key < exact() ? exact_key(key) : static_cast<uint32_t>(key - exact());
   }
 
   // Clusters and scales of the first `count` of s_.in.coded, all under way at once; and the last
@@ -241,13 +257,14 @@ class Attend : private AttendMerge<kDim, kRows> {
 #pragma unroll 8
     for (int k = thread_; k < keys; k += kAttendThreads) {
       const uint32_t slot = s_.in.coded[k].slot;
-      const int64_t row = head_ * p_.slots + slot;
-      const uint32_t cluster = __ldg(p_.coded.clusters + row);
+      const int64_t row = head_ * layer().slots + slot;
+      const uint32_t cluster = __ldg(layer().coded.clusters + row);
       means_ += cluster / kFirstSlot;
       const auto scale = [&](const CodedRows& rows) {
         return Element::low(__ldg(static_cast<const uint16_t*>(rows.scales) + row));
       };
-      s_.in.coded[k] = {slot, cluster & ~kFirstSlot, scale(p_.coded.keys), scale(p_.coded.values)};
+      s_.in.coded[k] = {slot, cluster & ~kFirstSlot, scale(layer().coded.keys),
+                        scale(layer().coded.values)};
     }
     __syncthreads();
     if (const int k = keys + thread_; k < this->round_up(keys))
@@ -256,9 +273,9 @@ class Attend : private AttendMerge<kDim, kRows> {
   }
   // A lookup has read the mean keys, not the mean values.
   __device__ void count_means() {
-    const uint32_t means = __reduce_add_sync(~0u, means_) * (listed_ ? 1 : 2);
-    if (lane_ == 0 && means > 0 && p_.counters != nullptr) {
-      atomicAdd(p_.counters + 2, static_cast<unsigned long long>(means));
+    const uint32_t means = __reduce_add_sync(~0u, means_) * (listed_ && !whole_ ? 1 : 2);
+    if (lane_ == 0 && means > 0 && layer().counters != nullptr) {
+      atomicAdd(layer().counters + 2, static_cast<unsigned long long>(means));
     }
     means_ = 0;
   }
@@ -274,7 +291,7 @@ class Attend : private AttendMerge<kDim, kRows> {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
       const uint32_t at = where(begin, tile + 8 * t + lane_ / 4, count, list);
-      keys[t].load(row_at(at, p_.keys, p_.exact_keys), lane_);
+      keys[t].load(row_at(at, layer().keys, layer().exact_keys), lane_);
     }
   }
 
@@ -284,7 +301,8 @@ class Attend : private AttendMerge<kDim, kRows> {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t key = tile + 2 * (lane_ % 4) + i % 2 + i / 2 * 8;
-      const char* row = row_at(where(begin, key, count, list), p_.values, p_.exact_values);
+      const char* row =
+          row_at(where(begin, key, count, list), layer().values, layer().exact_values);
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
         const int byte = 128 * h + 16 * (lane_ / 4);
@@ -339,10 +357,11 @@ class Attend : private AttendMerge<kDim, kRows> {
     const auto at = [&](const void* rows, int64_t row, int bytes) {
       return static_cast<const char*>(rows) + row * bytes;
     };
-    const int64_t slot = head_ * p_.slots, cluster = int64_t{head_} * p_.coded.count;
-    return {at(p_.coded.keys.codes, slot, kDim), at(p_.coded.mean_keys, cluster, kRowBytes),
-            at(p_.coded.values.codes, slot, kDim) + 8 * (lane_ / 4),
-            at(p_.coded.mean_values, cluster, kRowBytes) + 16 * (lane_ / 4)};
+    const int64_t slot = head_ * layer().slots, cluster = int64_t{head_} * layer().coded.count;
+    return {at(layer().coded.keys.codes, slot, kDim),
+            at(layer().coded.mean_keys, cluster, kRowBytes),
+            at(layer().coded.values.codes, slot, kDim) + 8 * (lane_ / 4),
+            at(layer().coded.mean_values, cluster, kRowBytes) + 16 * (lane_ / 4)};
   }
   __device__ __forceinline__ const CodedKey& coded_key(int tile, int i) const {
     return s_.in.coded[tile + 2 * (lane_ % 4) + i % 2 + i / 2 * 8];
@@ -545,7 +564,9 @@ class Attend : private AttendMerge<kDim, kRows> {
 
   const void* queries_;
   int head_ = 0;
-  uint32_t means_ = 0;  // of this thread's keys, that are a cluster's first
+  int64_t own_exact_ = 0;  // of the segment's request
+  bool whole_ = false;     // nothing was looked up for it
+  uint32_t means_ = 0;     // of this thread's keys, that are a cluster's first
 };
 
 }  // namespace sqz::cuda

@@ -29,7 +29,23 @@ struct CodedSource {
 };
 inline constexpr uint32_t kFirstSlot = 0x80000000u;
 
-struct AttendParams {
+// The keys of a layer of one context.
+struct AttendLayer {
+  int64_t slots = 0, exact = 0;        // M, E
+  int64_t exact_skipped = 0;           // first exact keys that are not attended
+  const void* keys = nullptr;          // [Hkv, M, d]
+  const void* values = nullptr;        // [Hkv, M, dv]
+  const void* exact_keys = nullptr;    // [Hkv, E, d]
+  const void* exact_values = nullptr;  // [Hkv, E, dv]
+  CodedSource coded;
+  // {selections, keys, vectors}, or null. Selections are added to where there are no lists, vectors
+  // with rows of codes: the means that nothing has read before, if runs are of whole clusters.
+  unsigned long long* counters = nullptr;
+};
+
+struct ContextLayer;
+
+struct AttendParams : AttendLayer {
   const void* q = nullptr;  // [requests, Hq, d] of q_dtype
   void* out = nullptr;      // [requests, Hq, dv] of q_dtype
   LseRows lse;              // of all rows
@@ -38,24 +54,17 @@ struct AttendParams {
   int32_t dim = 0;             // d: 64, 96, 128 or 256
   int32_t value_dim = 0;       // dv: here the same
   int32_t requests = 0, kv_heads = 0, group = 0;
-  float scale = 0;                     // attention scale * log2(e)
-  int64_t slots = 0, exact = 0;        // M, E
-  int64_t exact_skipped = 0;           // first exact keys that are not attended
-  const void* keys = nullptr;          // [Hkv, M, d]
-  const void* values = nullptr;        // [Hkv, M, dv]
-  const void* exact_keys = nullptr;    // [Hkv, E, d]
-  const void* exact_values = nullptr;  // [Hkv, E, dv]
+  float scale = 0;  // attention scale * log2(e)
   // Recent layers, which sm80_attend() serves: [T] device memory, or null. A token at position p
   // sees exact keys at positions from p - window + 1, or from the beginning of its chunk, on. The
   // first exact key is at exact_position, and `offset` is taken from p.
   const int64_t* positions = nullptr;
   int64_t offset = 0, exact_position = 0;
   int64_t window = 0, chunk = 0;  // one of them is 0
-  CodedSource coded;
-  RunLists lists;  // without totals: every slot
-  // {selections, keys, vectors}, or null. Selections are added to where there are no lists, vectors
-  // with rows of codes: the means that nothing has read before, if runs are of whole clusters.
-  unsigned long long* counters = nullptr;
+  RunLists lists;                 // without totals: every slot
+  // In device memory, [requests]: each request's own layer, in place of that of the parameters, of
+  // which `coded` alone says whether rows are of codes. With lists, whose totals say `exact`.
+  const ContextLayer* own = nullptr;
 
   // Workspace, of decode_attend_workspace() bytes; zeroed once.
   void* workspace = nullptr;

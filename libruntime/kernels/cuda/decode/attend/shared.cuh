@@ -50,6 +50,7 @@ struct AttendShared {
   float2 sums[kRows][kAttendWarps];     // of the warps: maximum, and sum relative to it
   float2 total[kRows];
   uint32_t last;
+  AttendLayer layer;  // of the segment's pair, if the requests have layers of their own
   union {
     AttendInput<kDim, kRows> in;
     alignas(16) float values[kAttendWarps][8][kDim];  // of the warps, at its end: 8 rows at once

@@ -37,7 +37,7 @@ class AttendWorkSplit {
 
   // A pair without keys counts as one, so that some block writes its result.
   __device__ int64_t keys_of(const RunTotals& totals) const {
-    return exact_ + (listed_ ? totals.keys : p_.slots);
+    return exact_ + totals.exact + (listed_ ? totals.keys : p_.slots);
   }
   __device__ RunTotals totals_of(int pair) const {
     if (!listed_) return {};
@@ -93,6 +93,7 @@ class AttendWorkSplit {
     const uint32_t first_block = __shfl_sync(~0u, end, pair) - splits;
     const uint32_t pair_keys = __shfl_sync(~0u, keys, pair);
     segment.totals.runs = __shfl_sync(~0u, totals.runs, pair);
+    segment.totals.exact = __shfl_sync(~0u, totals.exact, pair);
     segment.totals.keys = __shfl_sync(~0u, totals.keys, pair);
     segment.totals.fault = __shfl_sync(~0u, totals.fault, pair);
     // Evenly, not the last one short.
@@ -192,7 +193,7 @@ class AttendWorkSplit {
   const AttendParams& p_;
   AttendShared<kDim, kRows>& s_;
   const int thread_, lane_, warp_, pairs_;
-  const int64_t exact_;  // exact keys that are attended
+  const int64_t exact_;  // exact keys that are attended; 0 if requests have layers of their own
   const bool listed_;
 
  private:

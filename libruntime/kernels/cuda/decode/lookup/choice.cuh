@@ -8,15 +8,14 @@ namespace sqz::cuda {
 
 // One thread of a team, when its blocks write runs: where these end, totals, counters. `all`: runs
 // and keys; `centroids`: read to decide, if they are not counted elsewhere.
-__device__ inline void end_lists(const LookupParams& params, int64_t pair, int head, Sums all,
-                                 uint32_t centroids) {
-  const RunLists& lists = params.lists;
+__device__ inline void end_lists(const RunLists& lists, const LookupLayer& layer, int64_t pair,
+                                 int head, Sums all, uint32_t centroids) {
   lists.before[pair * (lists.capacity + 1) + all.a] = all.b;
-  lists.totals[pair] = {all.a, all.b, 0, 0};
-  if (head == 0) atomicAdd(&params.counters[0], 1ull);
-  atomicAdd(&params.counters[1], static_cast<unsigned long long>(all.b));
+  lists.totals[pair] = {all.a, all.b, 0, layer.exact};
+  if (head == 0) atomicAdd(&layer.counters[0], 1ull);
+  atomicAdd(&layer.counters[1], static_cast<unsigned long long>(all.b));
   if (centroids == 0) return;
-  atomicAdd(&params.counters[2], static_cast<unsigned long long>(centroids));
+  atomicAdd(&layer.counters[2], static_cast<unsigned long long>(centroids));
 }
 
 // Ends a pair with a logit that is NaN or infinite: nothing is selected, and nothing counted.
@@ -27,10 +26,12 @@ __device__ inline void end_with_fault(const LookupParams& params, int64_t pair) 
 // At most kMostOfThread clusters a thread.
 class Choice : protected CutoffSearch {
  protected:
-  // `cutoff`: cutoff_bytes() of shared memory, for rules that count.
-  __device__ Choice(const LookupParams& params, int team, int pair, Shared& shared, char* cutoff)
+  // `layer`: of the pair. `cutoff`: cutoff_bytes() of shared memory, for rules that count.
+  __device__ Choice(const LookupParams& params, const LookupLayer& layer, int team, int pair,
+                    Shared& shared, char* cutoff)
       : CutoffSearch(team, shared, cutoff),
         p_(params),
+        layer_(layer),
         pair_(pair),
         head_(pair_ % params.kv_heads) {}
 
@@ -124,10 +125,11 @@ class Choice : protected CutoffSearch {
       }
       at.b = keys;
     });
-    if (rank_ == 0 && thread_ == 0) end_lists(p_, pair_, head_, all, centroids_);
+    if (rank_ == 0 && thread_ == 0) end_lists(lists, layer_, pair_, head_, all, centroids_);
   }
 
   const LookupParams& p_;
+  const LookupLayer& layer_;
   const int pair_, head_;
   uint2* spans_ = nullptr;         // [slice] where children, or slots, begin and end
   uint32_t begin_ = 0, size_ = 0;  // of what is alive, this block's

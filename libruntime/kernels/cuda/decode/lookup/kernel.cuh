@@ -6,6 +6,7 @@
 #include <cfloat>
 
 #include "libruntime/kernels/cuda/common/rows.cuh"
+#include "libruntime/kernels/cuda/decode/context_layer.cuh"
 #include "libruntime/kernels/cuda/decode/lookup/choice.cuh"
 #include "libruntime/kernels/cuda/decode/lookup/kernel.h"
 #include "libruntime/kernels/cuda/decode/lookup/push_team.cuh"
@@ -25,6 +26,7 @@ struct LookupShared {
   PushTeam::Shared team;
   float2 sums[kRows][kLookupWarps];  // of the warps: maximum, and sum relative to it
   float lse[kRows];
+  LookupLayer layer;  // of the pair, if the requests have layers of their own
 };
 
 // Floats between the rows of logits of a slice: rows of a product fall on different banks.
@@ -45,15 +47,15 @@ constexpr int64_t lookup_bytes(int team, int slice, int group, bool budget) {
 }
 
 // kRows: query rows that a pair has at most. kBudget: the rule counts keys; else clusters are
-// compared with a threshold.
-template <class Element, int kDim, int kRows, bool kBudget>
+// compared with a threshold. kOwn: the requests have layers of their own.
+template <class Element, int kDim, int kRows, bool kBudget, bool kOwn>
 class Lookup : private Choice {
   using Shared = LookupShared<kDim, kRows>;
 
  public:
   // `slice`: clusters that a block's shared memory has room for.
   __device__ Lookup(const LookupParams& params, int team, int slice, char* memory)
-      : Choice(params, team, static_cast<int>(blockIdx.x) / team,
+      : Choice(params, layer_of(params, memory), team, static_cast<int>(blockIdx.x) / team,
                reinterpret_cast<Shared*>(memory)->team, memory + sizeof(Shared)),
         s_(*reinterpret_cast<Shared*>(memory)),
         stride_(logit_stride(slice)) {
@@ -63,15 +65,16 @@ class Lookup : private Choice {
 
   __device__ void run() {
     begin_team();
-    // Nothing of this depends on earlier kernels.
+    if (kOwn && !take_own_layer()) return;
+    // Unless the layer is the request's own, nothing of this depends on earlier kernels.
     Step steps[kSteps];
     uint32_t wanted = 0;
     if (kBudget) {
-      wanted = __ldg(p_.wanted + head_);
+      wanted = __ldg(layer_.wanted + head_);
       clear_bins();
     }
-    take_slice(p_.level[0].clusters);
-    begin_level(p_.level[0], nullptr, steps);
+    take_slice(layer_.level[0].clusters);
+    begin_level(layer_.level[0], nullptr, steps);
     ask_ahead();
     ptx::griddepcontrol_wait();
     // Not before the queries are there: attention counts on it.
@@ -80,14 +83,14 @@ class Lookup : private Choice {
     await_team();
 #pragma unroll 1
     for (int k = 0;; ++k) {
-      const LookupLevel& level = p_.level[k];
+      const LookupLevel& level = layer_.level[k];
       const uint32_t* alive = k == 0 ? nullptr : alive_list(k - 1);
       score(level, alive, steps);
       if (!add_up()) {
         if (rank_ == 0 && thread_ == 0) end_with_fault(p_, pair_);
         return;
       }
-      const bool finest = k + 1 == p_.levels;
+      const bool finest = k + 1 == layer_.levels;
       const uint32_t first = thread_ * each();
       const ChosenBits chosen = choose(
           kBudget, level, alive, finest, wanted, Window::around(level.threshold),
@@ -99,7 +102,7 @@ class Lookup : private Choice {
       }
       const uint32_t count = list_children(chosen, alive_list(k));
       take_slice(count);
-      begin_level(p_.level[k + 1], alive_list(k), steps);
+      begin_level(layer_.level[k + 1], alive_list(k), steps);
     }
   }
 
@@ -116,6 +119,21 @@ class Lookup : private Choice {
     RowPart<kDim> rows[kTiles];
     float log_sizes[kTiles][2];
   };
+
+  __device__ static const LookupLayer& layer_of(const LookupParams& params, char* memory) {
+    if constexpr (kOwn) return reinterpret_cast<Shared*>(memory)->layer;
+    return params;
+  }
+  // That of the pair's request. False: it needs no lookup.
+  __device__ bool take_own_layer() {
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+    const ContextLayer& own = p_.own[pair_ / p_.kv_heads];
+    copy_layer(own.lookup, s_.layer);
+    __syncthreads();
+    if (layer_.levels == 0 && rank_ == 0 && thread_ == 0) list_whole(own, p_.lists, pair_, head_);
+    return layer_.levels > 0;
+  }
 
   __device__ void take_slice(uint32_t count) {
     const uint32_t each = count / team_, more = count % team_, rank = rank_;
@@ -169,13 +187,13 @@ class Lookup : private Choice {
 
   // To the L2: the rest of the slice, and what is small of lower levels.
   __device__ void ask_ahead() const {
-    const int64_t first = static_cast<int64_t>(head_) * p_.level[0].clusters + begin_;
+    const int64_t first = static_cast<int64_t>(head_) * layer_.level[0].clusters + begin_;
     const int64_t begin = (first + kSteps * kStride) * kDim * 2, end = (first + size_) * kDim * 2;
-    ask_for(p_.level[0].centroids, begin, end);
+    ask_for(layer_.level[0].centroids, begin, end);
 #pragma unroll 1
-    for (int k = 0; k < p_.levels; ++k) {
-      const LookupLevel& level = p_.level[k];
-      const bool finest = k + 1 == p_.levels;
+    for (int k = 0; k < layer_.levels; ++k) {
+      const LookupLevel& level = layer_.level[k];
+      const bool finest = k + 1 == layer_.levels;
       if (kBudget && !finest) ask_for_share(level.sizes, level.clusters);
       if (k == 0) continue;
       ask_for_share(level.offsets, level.clusters + 1);

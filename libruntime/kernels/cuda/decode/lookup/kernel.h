@@ -29,7 +29,19 @@ struct LookupLevel {
   float threshold = 0;                // log2 T
 };
 
-struct LookupParams {
+// What is looked up in a layer of one context.
+struct LookupLayer {
+  const uint32_t* wanted = nullptr;  // [Hkv] keys, or pages
+  int32_t levels = 1;
+  LookupLevel level[kMostLevels];
+  uint32_t slots = 0;                      // M
+  uint32_t exact = 0;                      // as RunTotals::exact
+  unsigned long long* counters = nullptr;  // {selections, keys, centroids} are added to
+};
+
+struct ContextLayer;
+
+struct LookupParams : LookupLayer {
   const void* q = nullptr;  // [requests, Hq, d] of q_dtype
   DType q_dtype = DType::kBF16;
   DType dtype = DType::kBF16;  // of centroids: BF16 or F16
@@ -38,16 +50,13 @@ struct LookupParams {
   float scale = 0;  // attention scale * log2(e)
   Device device;
   LookupRule rule = LookupRule::kThreshold;
-  const uint32_t* wanted = nullptr;  // [Hkv] keys, or pages
-  int32_t levels = 1;
-  LookupLevel level[kMostLevels];
-  uint32_t slots = 0;  // M
+  // In device memory, [requests]: each request's own layer, in place of that of the parameters.
+  const ContextLayer* own = nullptr;
 
   // Workspace; width: at least every n.
   int64_t width = 0;
   uint32_t* alive = nullptr;  // [pairs, 2, width]
   RunLists lists;
-  unsigned long long* counters = nullptr;  // {selections, keys, centroids} are added to
 };
 
 // Most runs of a pair over so many clusters of the finest level: a run ends where what a warp or a

@@ -6,12 +6,12 @@
 
 namespace sqz::cuda {
 
-template <class Element, int kDim, int kRows, bool kBudget>
+template <class Element, int kDim, int kRows, bool kBudget, bool kOwn>
 __global__ void __launch_bounds__(kLookupThreads, 1)
     decode_lookup_kernel(const __grid_constant__ LookupParams params, int team, int slice) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) char lookup_memory[];
-  Lookup<Element, kDim, kRows, kBudget>(params, team, slice, lookup_memory).run();
+  Lookup<Element, kDim, kRows, kBudget, kOwn>(params, team, slice, lookup_memory).run();
 #endif
 }
 
@@ -22,13 +22,18 @@ struct LookupLaunch {
   int64_t bytes;  // of shared memory
 };
 
+template <class Element, int kDim, int kRows, bool kBudget>
+auto lookup_kernel(const LookupParams& params) {
+  return params.own != nullptr ? decode_lookup_kernel<Element, kDim, kRows, kBudget, true>
+                               : decode_lookup_kernel<Element, kDim, kRows, kBudget, false>;
+}
 template <int kDim, int kRows>
 LookupLaunch lookup_rows(const LookupParams& params, int team) {
   const bool bf16 = params.dtype == DType::kBF16, budget = params.rule == LookupRule::kBudget;
-  const auto kernel = budget ? bf16 ? decode_lookup_kernel<Bf16, kDim, kRows, true>
-                                    : decode_lookup_kernel<F16, kDim, kRows, true>
-                      : bf16 ? decode_lookup_kernel<Bf16, kDim, kRows, false>
-                             : decode_lookup_kernel<F16, kDim, kRows, false>;
+  const auto kernel = budget ? bf16 ? lookup_kernel<Bf16, kDim, kRows, true>(params)
+                                    : lookup_kernel<F16, kDim, kRows, true>(params)
+                      : bf16 ? lookup_kernel<Bf16, kDim, kRows, false>(params)
+                             : lookup_kernel<F16, kDim, kRows, false>(params);
   const int slice = static_cast<int>((params.width + team - 1) / team);
   return {kernel, slice, lookup_bytes<kDim, kRows>(team, slice, params.group, budget)};
 }

@@ -1,0 +1,232 @@
+#include "libruntime/cuda/context_table.h"
+
+#include <algorithm>
+#include <numbers>
+
+#include "libruntime/cuda/cuda_status.h"
+#include "libruntime/select/registry.h"
+
+namespace sqz::cuda {
+namespace {
+
+Status refuse(const CudaSession& session, const std::string& found, const std::string& expected) {
+  return {Code::kUnsupported, concat(session.index().file->path(), ": found ", found, ", expected ",
+                                     expected, ": contexts in device memory are served together")};
+}
+
+// Most clusters of a level, and most slots.
+struct Widths {
+  int64_t clusters = 0, slots = 0;
+};
+Widths widths_of(const ServedIndex& index) {
+  Widths out;
+  for (const LayerView& view : index.layers) {
+    for (int k = 0; k < view.levels; ++k) {
+      out.clusters = std::max(out.clusters, view.level[k].clusters);
+    }
+    out.slots = std::max(out.slots, view.slots);
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ContextTable>> create_context_table(const ServingSession& first,
+                                                           const ContextTableOptions& options) {
+  SQZ_ASSIGN_OR_RETURN(std::unique_ptr<ContextTable> table,
+                       DeviceContexts::create(static_cast<const CudaSession&>(first), options));
+  return table;
+}
+
+Result<std::unique_ptr<DeviceContexts>> DeviceContexts::create(const CudaSession& first,
+                                                               const ContextTableOptions& options) {
+  if (first.selector() != SelectorKind::kSqueezed && first.selector() != SelectorKind::kDense) {
+    return refuse(first, concat("the selector ", selector_name(first.selector())),
+                  "squeezed or dense");
+  }
+  const CurrentDevice current(first.device());
+  std::unique_ptr<DeviceContexts> table(new DeviceContexts(first, options));
+  SQZ_ASSIGN_OR_RETURN(table->gpu_, read_device(first.device()));
+  if (!table->gpu_.has_clusters()) {
+    return refuse(first, "a GPU before compute capability 9.0", "one from 9.0 on");
+  }
+  SQZ_RETURN_IF_ERROR(table->allocate());
+  SQZ_RETURN_IF_ERROR(table->put(0, &first));
+  return table;
+}
+
+DeviceContexts::DeviceContexts(const CudaSession& first, const ContextTableOptions& options)
+    : index_(first.shared_index()),
+      options_(options),
+      gpu_id_(first.device()),
+      looks_up_(first.selector() == SelectorKind::kSqueezed) {
+  for (const LayerView& view : index_->layers) coded_.push_back(view.coded_keys.bits > 0);
+}
+
+size_t DeviceContexts::lay_out(void* base) {
+  const int64_t heads = model().kv_heads, row = model().query_heads * model().head_dim;
+  const int64_t rows = options_.requests * options_.each;
+  Layout layout(base);
+  slots_ = layout.take<const ContextLayer*>(options_.slots);
+  frequencies_ = layout.take<float>(std::max<int64_t>(rows_.half, 1));
+  rows_.rows = layout.take<ContextLayer>(rows);
+  rows_.places = layout.take<int32_t>(rows);
+  row_q_ = layout.take<std::byte>(4 * rows * row);
+  row_out_ = layout.take<std::byte>(4 * rows * row);
+  row_lse_ = layout.take<float>(rows * model().query_heads);
+  attend_.workspace = layout.take<std::byte>(static_cast<int64_t>(
+      decode_attend_workspace(gpu_.multiprocessors, static_cast<int>(model().head_dim))));
+  RunLists& lists = attend_.lists;
+  const int64_t pairs = (looks_up_ ? rows_at_once_ : rows) * heads;
+  lists.capacity = looks_up_ ? run_capacity(lookup_.width) : 1;
+  lists.mark_capacity = looks_up_ ? mark_capacity_ : 0;
+  lists.lay_out(layout, pairs);
+  if (looks_up_) {
+    lookup_.alive = layout.take<uint32_t>(pairs * 2 * lookup_.width);
+    lookup_.lists = lists;
+  } else {
+    rows_.lists = lists;
+  }
+  return layout.used();
+}
+
+Status DeviceContexts::allocate() {
+  const int64_t heads = model().kv_heads, most = kMostPairs / heads;
+  attend_.dtype = lookup_.dtype = index_->metadata().dtype;
+  attend_.dim = lookup_.dim = rows_.dim = static_cast<int32_t>(model().head_dim);
+  attend_.kv_heads = lookup_.kv_heads = rows_.kv_heads = static_cast<int32_t>(heads);
+  attend_.group = lookup_.group = static_cast<int32_t>(model().group_size());
+  attend_.scale = lookup_.scale =
+      static_cast<float>(model().attention_scale) * std::numbers::log2e_v<float>;
+  attend_.device = lookup_.device = gpu_;
+  attend_.after_lookup = looks_up_;
+  lookup_.rule = options_.counts ? LookupRule::kBudget : LookupRule::kThreshold;
+  rows_.query_heads = static_cast<int32_t>(model().query_heads);
+  if (options_.shift != nullptr) {
+    rows_.half = static_cast<int32_t>(options_.shift->frequencies().size());
+  }
+  rows_at_once_ = std::min(options_.requests * options_.each, most);
+  if (looks_up_) {
+    const Widths first = widths_of(*index_);
+    const double times = std::max(
+        1.0, static_cast<double>(options_.tokens) / static_cast<double>(index_->metadata().tokens));
+    const auto more = [&](int64_t width) {  // an index may have some more for as many tokens
+      return times == 1 ? width : static_cast<int64_t>(static_cast<double>(width) * times * 1.0625);
+    };
+    lookup_.width = std::max<int64_t>(more(first.clusters), 1);
+    mark_capacity_ = more(first.slots) / kMarkKeys + 1;
+    SQZ_ASSIGN_OR_RETURN(team_sizes_, team_sizes(lookup_));
+    const auto team_of = [&](int64_t rows) {
+      return team_sizes_.of(static_cast<int>(rows * heads));
+    };
+    while (rows_at_once_ > 0 && team_of(rows_at_once_) == 1) --rows_at_once_;
+    if (rows_at_once_ == 0) {
+      return {Code::kUnsupported,
+              concat("options.device_tokens: found contexts of up to ", lookup_.width,
+                     " clusters, expected at most what a GPU looks up for one token")};
+    }
+  }
+  SQZ_RETURN_IF_ERROR(take_memory(memory_, [&](void* base) { return lay_out(base); }));
+  if (rows_.half > 0) {
+    SQZ_RETURN_IF_ERROR(write_device(frequencies_, options_.shift->frequencies()));
+  }
+  rows_.frequencies = options_.shift == nullptr ? nullptr : frequencies_;
+  rows_.slots = slots_;
+  rows_.most_slots = static_cast<int32_t>(options_.slots);
+  rows_.row_q = row_q_;
+  rows_.row_out = row_out_;
+  rows_.row_lse = row_lse_;
+  return {};
+}
+
+Status DeviceContexts::check(const CudaSession& session,
+                             const std::vector<ContextLayer>& layers) const {
+  const ServedIndex& index = session.index();
+  if (index.metadata().dtype != index_->metadata().dtype) {
+    return refuse(session, "another element type than the first index", "the same");
+  }
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const bool coded = layers[l].keys.coded.present();
+    if (coded != coded_[l] && layers[l].keys.slots > 0) {
+      return refuse(session, concat("layer ", l, coded ? " with" : " without", " rows of 8 bits"),
+                    "them as in the first index");
+    }
+  }
+  if (session.plan().dense) return {};
+  const Widths found = widths_of(index);
+  if (!looks_up_ || session.selector() != SelectorKind::kSqueezed ||
+      session.plan().head_keep.empty() == options_.counts) {
+    return refuse(session, "another selector or rule than the session's", "the same");
+  }
+  if (found.clusters > lookup_.width || found.slots > mark_capacity_ * kMarkKeys) {
+    return refuse(session, concat(found.clusters, " clusters of ", found.slots, " keys"),
+                  concat("at most ", lookup_.width, " of ", mark_capacity_ * kMarkKeys,
+                         ", as options.device_tokens says"));
+  }
+  return {};
+}
+
+Status DeviceContexts::put(int64_t slot, const ServingSession* session) {
+  const CurrentDevice current(gpu_id_);
+  std::unique_ptr<DeviceMemory> memory;
+  const ContextLayer* at = nullptr;
+  if (session != nullptr) {
+    const auto& cuda = static_cast<const CudaSession&>(*session);
+    SQZ_ASSIGN_OR_RETURN(std::vector<ContextLayer> layers, cuda.context_layers());
+    SQZ_RETURN_IF_ERROR(check(cuda, layers));
+    for (ContextLayer& layer : layers) layer.turns = options_.shift == nullptr ? 0 : 1;
+    memory = std::make_unique<DeviceMemory>();
+    SQZ_RETURN_IF_ERROR(memory->reserve(layers.size() * sizeof(ContextLayer)));
+    SQZ_RETURN_IF_ERROR(
+        copy_memory(memory->data(), layers.data(), layers.size() * sizeof(ContextLayer)));
+    at = static_cast<const ContextLayer*>(memory->data());
+  }
+  SQZ_RETURN_IF_ERROR(copy_memory(slots_ + slot, &at, sizeof(at)));
+  layers_[slot].swap(memory);
+  return {};  // the memory of the old one is freed when no kernel reads it any more
+}
+
+Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int64_t each) {
+  if (call.tokens == 0) return {};
+  const CurrentDevice current(gpu_id_);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  ContextRows rows = rows_;
+  rows.dtype = call.dtype;
+  rows.requests = static_cast<int32_t>(call.tokens);
+  rows.each = static_cast<int32_t>(each);
+  rows.contexts = static_cast<const RequestContext*>(contexts);
+  rows.q = call.q;
+  rows.out = call.out;
+  rows.lse = call.lse;
+  rows.layer = static_cast<int32_t>(call.layer);
+  SQZ_RETURN_IF_ERROR(prepare_context_rows(rows, gpu_, stream));
+  const int64_t heads = model().kv_heads, all = call.tokens * each;
+  const int64_t row_bytes = model().query_heads * model().head_dim * dtype_size(call.dtype);
+  for (int64_t first = 0; first < all; first += rows_at_once_) {
+    AttendParams attend = attend_;
+    attend.q = row_q_ + first * row_bytes;
+    attend.out = row_out_ + first * row_bytes;
+    attend.lse = LseRows(row_lse_ + first * model().query_heads);
+    attend.q_dtype = call.dtype;
+    attend.requests = static_cast<int32_t>(std::min(rows_at_once_, all - first));
+    attend.own = rows.rows + first;
+    attend.coded.keys.bits = coded_[static_cast<size_t>(call.layer)] ? 8 : 0;
+    if (looks_up_) {
+      LookupParams lookup = lookup_;
+      lookup.q = attend.q;
+      lookup.q_dtype = call.dtype;
+      lookup.requests = attend.requests;
+      lookup.own = attend.own;
+      const int team = team_sizes_.of(static_cast<int>(lookup.requests * heads));
+      SQZ_RETURN_IF_ERROR(decode_lookup(lookup, team, stream));
+    } else {
+      attend.lists.totals += first * heads;
+      attend.lists.first += first * heads * (attend.lists.capacity + 1);
+      attend.lists.before += first * heads * (attend.lists.capacity + 1);
+    }
+    SQZ_RETURN_IF_ERROR(decode_attend(attend, stream));
+  }
+  return merge_context_rows(rows, gpu_, stream);
+}
+
+}  // namespace sqz::cuda

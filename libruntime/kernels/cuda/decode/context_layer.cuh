@@ -1,0 +1,29 @@
+// What kernels do with a row's layer.
+#pragma once
+
+#include "libruntime/kernels/cuda/decode/context_layer.h"
+
+namespace sqz::cuda {
+
+// Every slot of a row's pair as a list of runs; with a fault nothing.
+__device__ inline void list_whole(const ContextLayer& row, const RunLists& lists, int64_t pair,
+                                  int head) {
+  const int64_t at = pair * (lists.capacity + 1);
+  const auto slots = row.fault != 0 ? 0 : static_cast<uint32_t>(row.keys.slots);
+  lists.first[at] = lists.before[at] = 0;
+  lists.before[at + (slots > 0 ? 1 : 0)] = slots;
+  lists.totals[pair] = {slots > 0 ? 1u : 0u, slots, row.fault, row.lookup.exact};
+  if (head == 0 && row.keys.counters != nullptr) atomicAdd(row.keys.counters, 1ull);
+}
+
+// By all threads of a block, which then meet.
+template <class Layer>
+__device__ inline void copy_layer(const Layer& from, Layer& to) {
+  static_assert(sizeof(Layer) % 8 == 0);
+  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(Layer) / 8);
+       i += static_cast<int>(blockDim.x)) {
+    reinterpret_cast<uint64_t*>(&to)[i] = __ldcg(reinterpret_cast<const uint64_t*>(&from) + i);
+  }
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,180 @@
+#include "libruntime/kernels/cuda/common/element.cuh"
+#include "libruntime/kernels/cuda/common/launch_options.h"
+#include "libruntime/kernels/cuda/decode/context_layer.cuh"
+#include "libruntime/kernels/cuda/decode/contexts/kernel.h"
+#include "libruntime/kernels/cuda/ptx/cluster.cuh"
+
+namespace sqz::cuda {
+namespace {
+
+constexpr int kPrepareThreads = 256, kMergeThreads = 128;
+constexpr int kMostHalf = 256;  // pairs of dimensions that RoPE turns
+
+// A block has row blockIdx.x as it is given.
+class PrepareRow {
+ public:
+  explicit __device__ PrepareRow(const ContextRows& params) : p_(params) {}
+
+  __device__ void run() {
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+    own_ = p_.contexts[given_];
+    const int place = find_place();
+    if (thread_ == 0) p_.places[given_] = place;
+    take_layer();
+    __syncthreads();
+    copy_layer_out(place);
+    turn_queries(place);
+    if (p_.lists.totals != nullptr && thread_ < p_.kv_heads) {
+      list_whole(s_.layer, p_.lists, int64_t{place} * p_.kv_heads + thread_, thread_);
+    }
+  }
+
+ private:
+  // How many rows are served before it.
+  __device__ int find_place() {
+    if (thread_ == 0) s_.place = 0;
+    __syncthreads();
+    const auto own = static_cast<uint32_t>(own_.slot);
+    uint32_t before = 0;
+    for (int i = thread_; i < p_.requests * p_.each; i += kPrepareThreads) {
+      const auto other = static_cast<uint32_t>(p_.contexts[i].slot);
+      before += other < own || (other == own && i < given_) ? 1 : 0;
+    }
+    before = __reduce_add_sync(~0u, before);
+    if (thread_ % 32 == 0 && before != 0) atomicAdd(&s_.place, before);
+    __syncthreads();
+    return static_cast<int>(s_.place);
+  }
+
+  // s_.layer: that of the slot without what the request leaves out.
+  __device__ void take_layer() {
+    const bool is = own_.slot >= 0 && own_.slot < p_.most_slots;
+    const ContextLayer* layers = is ? p_.slots[own_.slot] : nullptr;
+    if (layers == nullptr) {
+      if (thread_ == 0) set_none(own_.slot == -1 ? 0 : 1);
+      return;
+    }
+    copy_layer(layers[p_.layer], s_.layer);
+    __syncthreads();
+    if (thread_ != 0) return;
+    ContextLayer& layer = s_.layer;
+    const bool moved = own_.offset != 0, cut = own_.skip != 0;
+    if (own_.skip < 0 || own_.skip > layer.skippable || ((moved || cut) && layer.turns == 0) ||
+        (moved && p_.frequencies == nullptr)) {
+      return set_none(1);
+    }
+    layer.keys.exact_skipped = own_.skip;
+    layer.lookup.exact = static_cast<uint32_t>(layer.keys.exact - own_.skip);
+  }
+  __device__ void set_none(uint32_t fault) {
+    s_.layer = {};
+    s_.layer.lookup.levels = 0;
+    s_.layer.fault = fault;
+  }
+  __device__ void copy_layer_out(int place) const {
+    auto* to = reinterpret_cast<uint4*>(p_.rows + place);
+    const auto* from = reinterpret_cast<const uint4*>(&s_.layer);
+    for (int i = thread_; i < static_cast<int>(sizeof(ContextLayer) / 16); i += kPrepareThreads) {
+      to[i] = from[i];
+    }
+  }
+
+  // As RopeUndo::apply() with float32 angles.
+  __device__ void turn_queries(int place) {
+    const bool turns = own_.offset != 0 && p_.frequencies != nullptr && s_.layer.fault == 0;
+    for (int i = thread_; turns && i < p_.half; i += kPrepareThreads) {
+      const float angle = static_cast<float>(own_.offset) * p_.frequencies[i];
+      s_.turns[i] = make_float2(cosf(angle), sinf(angle));
+    }
+    __syncthreads();
+    const int numbers = p_.query_heads * p_.dim;
+    const int64_t from = int64_t{given_ / p_.each} * numbers, to = int64_t{place} * numbers;
+    for (int n = thread_; n < numbers; n += kPrepareThreads) {
+      const int i = n % p_.dim;
+      float x = load_1(p_.dtype, p_.q, from + n);
+      if (turns && i < 2 * p_.half) {
+        const bool first = i < p_.half;
+        const float2 turn = s_.turns[first ? i : i - p_.half];
+        const float other = load_1(p_.dtype, p_.q, from + n + (first ? p_.half : -p_.half));
+        x = x * turn.x + (first ? other : -other) * turn.y;
+      }
+      store_1(p_.dtype, p_.row_q, to + n, x);
+    }
+  }
+
+  struct Shared {
+    ContextLayer layer;
+    float2 turns[kMostHalf];
+    uint32_t place;
+  };
+  static __device__ Shared& shared() {
+    __shared__ alignas(16) char memory[sizeof(Shared)];
+    return *reinterpret_cast<Shared*>(memory);
+  }
+
+  const ContextRows& p_;
+  Shared& s_ = shared();
+  RequestContext own_ = {};
+  const int given_ = static_cast<int>(blockIdx.x), thread_ = static_cast<int>(threadIdx.x);
+};
+
+__global__ void __launch_bounds__(kPrepareThreads)
+    prepare_rows_kernel(const __grid_constant__ ContextRows params) {
+  PrepareRow(params).run();
+}
+
+// A warp a request and query head. A row with NaN makes the request's NaN.
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_rows_kernel(const __grid_constant__ ContextRows p) {
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t to = int64_t{blockIdx.x} * (kMergeThreads / 32) + threadIdx.x / 32;
+  if (to >= int64_t{p.requests} * p.query_heads) return;
+  const int64_t request = to / p.query_heads, head = to % p.query_heads;
+  // Lane c has context c.
+  int64_t row = 0;
+  float lse = -INFINITY;
+  if (lane < p.each) {
+    row = int64_t{p.places[request * p.each + lane]} * p.query_heads + head;
+    lse = p.row_lse[row];
+  }
+  const bool fault = __any_sync(~0u, !(lse < INFINITY));
+  float top = lse;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+  const float own = lse == -INFINITY ? 0 : expf(lse - top);
+  float sum = own;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  for (int column = 0; column < p.dim; column += 32) {
+    const int at = column + lane;
+    float value = 0;
+    for (int c = 0; c < p.each; ++c) {
+      const float weight = __shfl_sync(~0u, own, c);
+      const int64_t from = __shfl_sync(~0u, row, c);
+      if (weight == 0 || at >= p.dim) continue;
+      value += weight * load_1(p.dtype, p.row_out, from * p.dim + at);
+    }
+    if (at >= p.dim) continue;
+    store_1(p.dtype, p.out, to * p.dim + at, fault ? NAN : sum == 0 ? 0 : value / sum);
+  }
+  if (lane == 0) p.lse[to] = fault ? NAN : sum == 0 ? -INFINITY : top + logf(sum);
+}
+
+}  // namespace
+
+Status prepare_context_rows(const ContextRows& call, const Device& device, cudaStream_t stream) {
+  return launch_blocks(prepare_rows_kernel, static_cast<unsigned>(call.requests * call.each),
+                       kPrepareThreads, 0, device, stream, call);
+}
+
+Status merge_context_rows(const ContextRows& call, const Device& device, cudaStream_t stream) {
+  constexpr int64_t kRows = kMergeThreads / 32;
+  const int64_t rows = int64_t{call.requests} * call.query_heads;
+  return launch_blocks(merge_rows_kernel, static_cast<unsigned>((rows + kRows - 1) / kRows),
+                       kMergeThreads, 0, device, stream, call);
+}
+
+}  // namespace sqz::cuda

@@ -1,0 +1,49 @@
+// Calls whose requests name their contexts in device memory: before the lookup and behind
+// attention. A row is a request with one of its contexts. Rows are served in the order of their
+// slots, so that those of one context run beside each other and find its keys in the L2.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "formats/base/dtype.h"
+#include "formats/base/status.h"
+#include "libruntime/attention/lse_rows.h"
+#include "libruntime/kernels/cuda/decode/context_layer.h"
+
+namespace sqz::cuda {
+
+// As sqz_context in sqz.h.
+struct RequestContext {
+  int32_t slot, skip;
+  int64_t offset;
+};
+
+struct ContextRows {
+  DType dtype = DType::kBF16;  // of queries and outputs
+  int32_t requests = 0, each = 1;
+  int32_t query_heads = 0, kv_heads = 0, dim = 0;
+  const RequestContext* contexts = nullptr;  // [requests, each]
+  const void* q = nullptr;                   // [requests, Hq, d]
+  void* out = nullptr;                       // [requests, Hq, d]
+  LseRows lse;
+  // By slot, the layers of its context; null: it is empty.
+  const ContextLayer* const* slots = nullptr;
+  int32_t most_slots = 0, layer = 0;
+  const float* frequencies = nullptr;  // [half] of RoPE, null: queries are never turned
+  int32_t half = 0;
+
+  // In the order in which they are served, [requests * each]:
+  ContextLayer* rows = nullptr;
+  void* row_q = nullptr;           // [rows, Hq, d], turned to where the context begins
+  const void* row_out = nullptr;   // [rows, Hq, d]
+  const float* row_lse = nullptr;  // [rows, Hq]
+  int32_t* places = nullptr;       // of the rows, as they are given
+  RunLists lists;  // without totals: a lookup makes them; else every row lists all slots
+};
+
+// Fills rows, row_q, places and lists.
+Status prepare_context_rows(const ContextRows& call, const Device& device, cudaStream_t stream);
+// Merges the states of each request into out and lse.
+Status merge_context_rows(const ContextRows& call, const Device& device, cudaStream_t stream);
+
+}  // namespace sqz::cuda
