@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Calls from Python whose requests name their contexts on the GPU, in a CUDA graph of torch. Not part of ctest: it wants
+a GPU and torch.
+
+  tests/gpu/contexts.py --bin build/cuda/tools
+
+Captures the calls of a batch once and replays them with other contexts, also after slots were emptied and filled again:
+every answer must be that of the same contexts named on the host. Then 1,000 replays while another thread fills slots.
+"""
+import argparse
+import pathlib
+import random
+import subprocess
+import tempfile
+import threading
+
+import torch
+
+import sqz
+
+REQUESTS, HEADS, DIM = 16, 8, 128
+
+
+def make(bin_folder, path, seed, tokens):
+    subprocess.run([bin_folder / "sqz-bench", "attend", "--save-index", path, "--tokens", str(tokens), "--seed", str(seed),
+                    "--heads", str(HEADS), "--kv-heads", "2", "--head-dim", str(DIM), "--benchmark_filter=none"], check=True,
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    index = sqz.Index(path)
+    index.upload(0)
+    return index
+
+
+def worst(found, expected):
+    """The largest difference of finite numbers; infinities must be equal and nothing NaN."""
+    assert torch.equal(torch.isfinite(found), torch.isfinite(expected))
+    return torch.where(torch.isfinite(found), (found - expected).abs(), 0).max().item()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", type=pathlib.Path, required=True)
+    arguments = parser.parse_args()
+    rng = random.Random(5)
+    with tempfile.TemporaryDirectory() as folder:
+        indexes = [make(arguments.bin, pathlib.Path(folder) / f"{i}.sqz", i, 20000 + 1500 * i) for i in range(5)]
+    session = sqz.Session(indexes[0], keep=0.2, device=0, dense_layers=-1, max_tokens=REQUESTS, max_request_tokens=1,
+                          device_requests=REQUESTS, device_tokens=40000)
+    for slot in (1, 2):
+        session.put(slot, indexes[slot])
+    q = torch.randn(REQUESTS, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+    out, lse = torch.empty_like(q), torch.empty(REQUESTS, HEADS, device="cuda")
+    named = sqz.DeviceContexts(REQUESTS)
+    session.attend(0, q, out, lse, contexts=named)  # kernels are loaded before the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        session.attend(0, q, out, lse, contexts=named)
+
+    def check(contexts):
+        named.set(contexts)
+        q.normal_()
+        graph.replay()
+        expected = session.attend(0, q, indptr=list(range(REQUESTS + 1)),
+                                  contexts=contexts + [None] * (REQUESTS - len(contexts)))
+        return max(worst(out.float(), expected[0].float()), worst(lse, expected[1]))
+
+    differences = [check([rng.choice([0, 1, 2, None]) for _ in range(count)]) for count in (0, 1, 5, 16, 16, 16)]
+    session.put(1, None)
+    named.set([1, 0])
+    graph.replay()
+    assert torch.isnan(lse[0]).all() and torch.isfinite(lse[1]).all() and (lse[2:] == -torch.inf).all()
+    session.put(1, indexes[3])
+    differences += [check([rng.choice([0, 1, 2, None]) for _ in range(16)]) for _ in range(10)]
+    stop = threading.Event()
+
+    def refill():
+        while not stop.is_set():
+            session.put(7, indexes[rng.choice([3, 4])])
+            session.put(7, None)
+
+    thread = threading.Thread(target=refill)
+    thread.start()
+    named.set([0, 1, 2] * 5)
+    graph.replay()
+    torch.cuda.synchronize()
+    expected, equal = (out.clone(), lse.clone()), True
+    for _ in range(1000):
+        out.zero_()
+        graph.replay()
+        equal = equal and torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+    stop.set()
+    thread.join()
+    print(f"{len(differences)} replays, largest difference {max(differences):.4f}; beside refilled slots "
+          f"{'equal' if equal else 'DIFFERENT'}")
+    assert equal and max(differences) < 0.02
+
+
+if __name__ == "__main__":
+    main()
