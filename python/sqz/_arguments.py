@@ -83,6 +83,7 @@ class DeviceContexts:
         import torch
 
         self.each, self.requests = each, requests
+        self._last: list[Any] = []
         self.words = torch.from_numpy(self._words([])).to(device)  # [requests, each, 2], sqz_context in words of 8 bytes
 
     def _words(self, requests: Sequence[int | Context | Sequence[Context] | None]) -> Any:
@@ -98,7 +99,12 @@ class DeviceContexts:
         """The contexts of the first requests of a call, on torch's current stream; the others have none."""
         import torch
 
-        self.words.copy_(torch.from_numpy(self._words(requests)))
+        if self._last == [*requests]:
+            return
+        self._last = []
+        words = torch.from_numpy(self._words(requests))
+        self.words.copy_(words.pin_memory() if self.words.is_cuda else words, non_blocking=True)
+        self._last = [*requests]
 
 
 def _contexts_of(request: int | Context | Sequence[Context] | None) -> Sequence[Context]:

@@ -339,11 +339,19 @@ def test_requests_begin_behind_their_contexts(offsets, expected):
 def test_requests_of_a_step_have_their_contexts(monkeypatch, folder):
     monkeypatch.setattr(sqz.vllm, "_registered", Options(contexts=str(folder), session={"selector": "dense"}))
     monkeypatch.setattr(runner, "_step", [[(2, 0, 0), (0, 132, 1)], []])
-    found = runner.contexts_of(2)
-    assert [(one.slot, one.offset, one.skip) for one in found.array] == [(2, 0, 0), (0, 132, 1), (-1, 0, 0), (-1, 0, 0)]
-    assert {one.slot for one in runner.contexts_of(3).array} == {-1}  # vLLM warms up
     torch.manual_seed(0)
     table, queries = context.Table(sqz.vllm.registered(), engine()), torch.randn(3, 4, 4)
+    monkeypatch.setattr(context, "_table", table)
+    found = runner.contexts_of([0, 2, 3])
+    assert [(one.slot, one.offset, one.skip) for one in found.array] == [(2, 0, 0), (0, 132, 1), (-1, 0, 0), (-1, 0, 0)]
+    assert {one.slot for one in runner.contexts_of([0, 1, 2, 3]).array} == {-1}  # vLLM warms up
+    # On a GPU a step of one token each names them there, unless a request has more than fit.
+    table.named = sqz.DeviceContexts(3, 2, "cpu")
+    assert isinstance(runner.contexts_of([0, 2, 3]), sqz.Contexts)
+    assert runner.contexts_of([0, 1, 2]) is table.named
+    assert table.named.words.tolist() == [[[2, 0], [1 << 32, 132]], [[0xFFFFFFFF, 0]] * 2, [[0xFFFFFFFF, 0]] * 2]
+    monkeypatch.setattr(runner, "_step", [[(2, 0, 0)] * 3, []])
+    assert isinstance(runner.contexts_of([0, 1, 2]), sqz.Contexts)
     table.put(2, str(folder / "b.sqz"), identity(sqz.Index(HEADS)))
     while not table.ready(2):
         pass

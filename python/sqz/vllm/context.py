@@ -35,10 +35,20 @@ class Table:
         with all_cores():
             self.session = sqz.Session(first, max_tokens=config.scheduler_config.max_num_batched_tokens,
                                        max_contexts=MOST_CONTEXTS if options.contexts else 1, **self._where,
-                                       **options.session)
+                                       **options.session, **self._graphs(options, config))
         self._indexes: dict[int, sqz.Index] = {0: first}
         self._loading: dict[int, threading.Thread] = {}
         self._failed: dict[int, str] = {}
+
+    def _graphs(self, options: Options, config: Any) -> dict[str, int]:
+        """Arguments of the session whose calls read contexts on the GPU, and `named`, what they read; else None."""
+        self.named: sqz.DeviceContexts | None = None
+        if not (self._on_gpu and options.contexts and in_graphs(options)):
+            return {}
+        captured = config.compilation_config.max_cudagraph_capture_size or 0
+        requests = max(config.scheduler_config.max_num_seqs, captured)
+        self.named = sqz.DeviceContexts(requests, options.graph_contexts, f"cuda:{self._where['device']}")
+        return {"device_requests": requests, "device_tokens": options.graph_tokens}
 
     def _check(self, index: sqz.Index, expected: str | None) -> None:
         found = identity(index)
@@ -82,18 +92,28 @@ class Table:
             index.unload(self._where["device"])
 
     def add(self, layer: str, query: torch.Tensor, output: torch.Tensor, lse: torch.Tensor, indptr: list[int],
-            contexts: sqz.Contexts | None) -> None:
+            contexts: sqz.Contexts | sqz.DeviceContexts | None) -> None:
         """Merges the attention over the contexts into (output, lse), the attention over what follows them.
 
         layer: its name in vLLM, "model.layers.3.self_attn.attn". query, output: [tokens, heads, head_dim], which may
         be more tokens than the requests have: those are left alone. lse: [tokens, heads] float32, natural logarithm,
         any strides. indptr: the requests' first tokens, and the end of the last. contexts: of the requests; None: the
-        first index.
+        first index. DeviceContexts: each request has one token.
         """
         tokens = indptr[-1]
-        out, out_lse = self.session.attend(number_of(layer), query[:tokens].contiguous(), indptr=indptr,
-                                           contexts=contexts)
+        out, out_lse = self.session.attend(number_of(layer), query[:tokens].contiguous(), contexts=contexts,
+                                           indptr=None if isinstance(contexts, sqz.DeviceContexts) else indptr)
         sqz.merge_states(output[:tokens], lse[:tokens], out, out_lse)
+
+
+@functools.cache
+def in_graphs(options: Options) -> bool:
+    """Whether this GPU's kernels read the contexts of a captured call on the GPU."""
+    from vllm.platforms import current_platform
+
+    selector = options.session.get("selector", "auto")
+    return (options.graph_contexts > 0 and selector in ("auto", "squeezed", "dense")
+            and bool(current_platform.has_device_capability(90)))
 
 
 @functools.cache

@@ -14,9 +14,9 @@ from . import context, registered, runner
 
 
 class Builder(runner.Requests, FlashAttentionMetadataBuilder):  # type: ignore[misc]
-    # sqz takes the requests' first tokens and contexts from the host, so a graph fixes them: 0, 1, 2, ... for one token
-    # each, of the only index. With a library steps run in piecewise graphs.
-    _cudagraph_support = (AttentionCGSupport.NEVER if registered().contexts
+    # sqz takes the requests' first tokens from the host, so a graph fixes them: 0, 1, 2, ... for one token each.
+    # Contexts of a library are read on the GPU, where its kernels can: else its steps run in piecewise graphs.
+    _cudagraph_support = (AttentionCGSupport.NEVER if registered().contexts and not context.in_graphs(registered())
                           else AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE)
 
 

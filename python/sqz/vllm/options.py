@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqz
+from sqz._arguments import MOST_CONTEXTS
 
 from .library import File, Library
 
@@ -25,6 +26,8 @@ class Options:
     contexts: str = ""  # the library's folder; "" = none
     memory: int = 0  # bytes of indexes that are held at once; 0 = what there is
     write: bool = False  # clients may add and drop files of the folder
+    graph_contexts: int = 1  # most contexts of a request in full CUDA graphs; 0 = none are captured
+    graph_tokens: int = 131072  # most of a context then
     session: dict[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
@@ -40,19 +43,27 @@ class Options:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Options | None:
-        """SQZ_INDEX, SQZ_CONTEXTS, SQZ_CONTEXTS_WRITE, SQZ_MEMORY ("40e9"), and the session's arguments: numbers, true,
-        false and arrays as in JSON, else a word. None without an index and a folder."""
+        """SQZ_INDEX, SQZ_CONTEXTS, SQZ_CONTEXTS_WRITE, SQZ_MEMORY ("40e9"), SQZ_GRAPH_CONTEXTS, SQZ_GRAPH_TOKENS, and the
+        session's arguments: numbers, true, false and arrays as in JSON, else a word. None without an index and a folder."""
         index, contexts = environment.get("SQZ_INDEX", ""), environment.get("SQZ_CONTEXTS", "")
         if not index and not contexts:
             return None
-        memory = environment.get("SQZ_MEMORY", "0")
-        try:
-            held = int(float(memory))
-        except (ValueError, OverflowError):
-            raise ValueError(f"SQZ_MEMORY: found {memory!r}, expected a number of bytes, such as 40e9") from None
-        return cls(index, contexts, held, environment.get("SQZ_CONTEXTS_WRITE", "") not in ("", "0"),
+        held = _number(environment, "SQZ_MEMORY", "0", "a number of bytes, such as 40e9")
+        graph = [_number(environment, "SQZ_GRAPH_CONTEXTS", "1", "0 to 8"),
+                 _number(environment, "SQZ_GRAPH_TOKENS", "131072", "a number of tokens")]
+        if not 0 <= graph[0] <= MOST_CONTEXTS:
+            raise ValueError(f"SQZ_GRAPH_CONTEXTS: found {graph[0]}, expected 0 to {MOST_CONTEXTS}")
+        return cls(index, contexts, held, environment.get("SQZ_CONTEXTS_WRITE", "") not in ("", "0"), *graph,
                    {name: _value(environment[variable]) for name in SESSION_ARGUMENTS
                     if (variable := f"SQZ_{name.upper()}") in environment})
+
+
+def _number(environment: Mapping[str, str], name: str, default: str, expected: str) -> int:
+    found = environment.get(name, default)
+    try:
+        return int(float(found))
+    except (ValueError, OverflowError):
+        raise ValueError(f"{name}: found {found!r}, expected {expected}") from None
 
 
 def _value(text: str) -> Any:

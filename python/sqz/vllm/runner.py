@@ -19,13 +19,22 @@ TOKENS = "sqz_tokens"  # of all its contexts
 _step: list[list[tuple[int, int, int]]] | None = None  # (slot, offset, skip) of each request that the step serves
 
 
-def contexts_of(requests: int) -> sqz.Contexts | None:
-    """The contexts of the step's requests; none, if vLLM only warms up. None: all have the first index."""
+def contexts_of(indptr: list[int]) -> sqz.Contexts | sqz.DeviceContexts | None:
+    """The contexts of the step's requests, whose first tokens these are; none, if vLLM only warms up. None: all have the
+    first index. Of requests of one token on the GPU, where a captured graph reads them."""
     if not registered().contexts:
         return None
-    if _step is None or len(_step) != requests:
-        return sqz.Contexts([None] * requests)
-    return sqz.Contexts([[sqz.Context(*one) for one in each] or None for each in _step])
+    requests = len(indptr) - 1
+    rows = [[]] * requests if _step is None or len(_step) != requests else _step
+    named = context.table().named
+    if named is None or indptr[-1] != requests or requests > named.requests or _most(rows) > named.each:
+        return sqz.Contexts([[sqz.Context(*one) for one in each] or None for each in rows])
+    named.set([[sqz.Context(*one) for one in each] for each in rows])
+    return named
+
+
+def _most(rows: list[Any]) -> int:
+    return max(map(len, rows), default=0)
 
 
 class Requests:
@@ -36,7 +45,7 @@ class Requests:
         metadata = super().build(0, common_attn_metadata, fast_build)  # type: ignore[misc]
         starts = common_attn_metadata.query_start_loc_cpu[:common_attn_metadata.num_reqs + 1].tolist()
         metadata.indptr = list(dict.fromkeys(starts))  # a padded request has no token
-        metadata.contexts = contexts_of(len(metadata.indptr) - 1)
+        metadata.contexts = contexts_of(metadata.indptr)
         return metadata
 
     def use_cascade_attention(self, *_: Any, **__: Any) -> bool:
@@ -61,7 +70,16 @@ def install() -> None:
         move(self, [one.get(TOKENS, 0) for one in requests], num_scheduled_tokens)
         return prepared
 
+    determine = GPUModelRunner._determine_batch_execution_and_padding
+
+    @functools.wraps(determine)
+    def determine_without_full(self: Any, *arguments: Any, **named: Any) -> Any:
+        if _step is not None and _most(_step) > max(1, registered().graph_contexts):
+            named["use_cascade_attn"] = True  # for which no full graph is replayed
+        return determine(self, *arguments, **named)
+
     GPUModelRunner._prepare_inputs = prepare_behind
+    GPUModelRunner._determine_batch_execution_and_padding = determine_without_full
     for name in ("put", "ready", "drop"):
         setattr(WorkerBase, f"sqz_{name}", lambda self, *arguments, name=name: getattr(context.table(), name)(*arguments))
     WorkerBase.sqz_delivered = lambda self, slot: context.table().session.stats(slot=slot).delivered_budget
