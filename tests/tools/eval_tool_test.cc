@@ -114,6 +114,27 @@ TEST_F(EvalTool, EverySelectorFromOneDensePass) {
   EXPECT_EQ(selectors, expected);
 }
 
+// Documents that were made apart, each read whole: nearly the loss of the text in one piece.
+TEST_F(EvalTool, ComposesDocuments) {
+  const ToolRun result =
+      eval({"--trials", "2", "--budget", "1", "--selector", "dense", "--compose", "2,3", "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  std::map<std::string, double> losses;
+  std::string rows;
+  const Json last = result.last();
+  for (const Json& row : last["rows"]) {
+    const std::string documents = concat(row.value("documents", 1));
+    rows += concat(row["task"].get<std::string>(), documents, ' ');
+    EXPECT_NEAR(row["budget"]["delivered"], 1.0, 0.01) << row;  // without sinks
+    if (row["task"] == "loss") losses[documents] = row["value"];
+  }
+  EXPECT_EQ(rows, "loss1 loss2 loss3 needle11 needle12 needle13 ");
+  for (const char* documents : {"2", "3"}) {
+    EXPECT_NE(losses[documents], losses["1"]);
+    EXPECT_NEAR(losses[documents], losses["1"], 0.1);
+  }
+}
+
 TEST_F(EvalTool, StoppedItLeavesNothing) {
   const ToolRun stopped = run(
       SQZ_EVAL_TOOL,
@@ -136,6 +157,7 @@ TEST_F(EvalTool, BadInput) {
               {eval + "--layers lines.txt", 3, {"lines.txt"}},
               {eval + "--task juggling", 2, {"--task"}},
               {eval + "--dense-layers 7", 2, {"--dense-layers: found 7, expected 0 to 6"}},
+              {eval + "--compose 9", 2, {"--compose"}},
               {eval + "--levels 1,3", 2, {"--levels: found 3, expected 0 to 2"}},
               {tool + "--tokens 40000", 2, {"positions"}},
               {tool + "--tokens 20000", 2, {"lines.txt: the text has"}},

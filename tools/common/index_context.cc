@@ -1,5 +1,6 @@
 #include "tools/common/index_context.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace sqz {
@@ -48,6 +49,14 @@ Result<std::unique_ptr<IndexContext>> IndexContext::open(const std::string& path
   return create(std::move(index), options);
 }
 
+Status IndexContext::append(const std::shared_ptr<const OpenIndex>& index, int64_t offset) {
+  constexpr int64_t kSinks = 4;  // the first index's serve all
+  const auto slot = static_cast<int32_t>(documents_.size());
+  const auto skip = static_cast<int32_t>(std::min(index->info().sink, kSinks));
+  documents_.push_back({slot, skip, offset});
+  return caught([&] { session_->put(slot, index->index()); });
+}
+
 DType IndexContext::device_dtype() const {
   return info().dtype_code == kBfloatCode ? DType::kBF16 : DType::kF16;
 }
@@ -83,12 +92,27 @@ Status IndexContext::attend(int64_t layer, const ContextQueries& queries) {
   args.positions = positions_.data();
   args.indptr = queries.indptr.data();
   args.requests = std::ssize(queries.first);
+  contexts_.clear();
+  for (int64_t r = 0; r < args.requests; ++r) {
+    contexts_.insert(contexts_.end(), documents_.begin(), documents_.end());
+  }
+  args.contexts = contexts_.data();
+  args.contexts_each = std::ssize(documents_);
   return caught([&] { session_->attend(args); });
 }
 
 Result<sqz_stats> IndexContext::stats(int64_t layer) const {
   sqz_stats out = {};
-  SQZ_RETURN_IF_ERROR(caught([&] { out = session_->stats(layer); }));
+  SQZ_RETURN_IF_ERROR(caught([&] {
+    out = session_->stats(layer);
+    for (size_t slot = 1; slot < documents_.size(); ++slot) {
+      const sqz_stats more = session_->stats(layer, static_cast<int64_t>(slot));
+      out.keys_read += more.keys_read;
+      out.keys_possible += more.keys_possible;
+      out.bytes_read += more.bytes_read;
+      out.bytes_dense += more.bytes_dense;
+    }
+  }));
   return out;
 }
 

@@ -41,6 +41,9 @@ class IndexContext final : public FixedContext {
   // On the CPU, of an index that is not shared.
   static Result<std::unique_ptr<IndexContext>> open(const std::string& path,
                                                     const sqz_session_options& options);
+  // Puts another index behind those that are there, from position `offset` of the text on. The
+  // options said how many contexts there will be.
+  Status append(const std::shared_ptr<const OpenIndex>& index, int64_t offset);
   const sqz_index_info& info() const { return index_->info(); }
   int64_t tokens() const override { return tokens_; }
   // The next token stands at this position, whatever the length of the index.
@@ -60,6 +63,8 @@ class IndexContext final : public FixedContext {
   std::shared_ptr<const OpenIndex> index_;
   int64_t tokens_;
   std::optional<runtime::Session> session_;
+  std::vector<sqz_context> documents_ = {{0, 0, 0}};
+  std::vector<sqz_context> contexts_;  // of the requests of a call
   std::vector<int64_t> positions_;
 };
 

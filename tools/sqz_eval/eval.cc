@@ -194,6 +194,7 @@ std::string table_text(const std::vector<JsonMembers>& rows) {
   const std::pair<const char*, const char*> columns[] = {{"task", "task"},
                                                          {"on", "on"},
                                                          {"selector", "selector"},
+                                                         {"documents", "documents"},
                                                          {"rows", "rows"},
                                                          {"levels", "levels"},
                                                          {"rule", "rule"},
@@ -278,6 +279,11 @@ void add_setting_options(CLI::App& app, SettingOptions& settings) {
          "Profiles (L.json) of sqz-profile-layers that spread the budget over the layers, and "
          "uniform for all alike")
       ->delimiter(',');
+  app.add_option("--compose", settings.compose,
+                 "Beside the whole context, so many documents of it that were made apart, put one "
+                 "behind the other (needle1 and loss)")
+      ->delimiter(',')
+      ->check(CLI::Range(2, SQZ_MOST_CONTEXTS));
   app.add_option("--dense-layers", settings.dense_layers,
                  "First layers that are read whole (default: what each selector wants, quest 2)")
       ->check(whole_number(0));

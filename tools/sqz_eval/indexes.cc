@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <numeric>
 
 #include "formats/sqz_file.h"
@@ -85,12 +86,30 @@ std::vector<float> visible_rows(std::span<const float> all, const View& view, in
 
 Status PassIndexes::make(EvalModel& model, const Pass& pass, const std::vector<IndexKind>& kinds,
                          const BuildOptions& build, const std::function<void(double)>& progress) {
+  std::map<int, std::vector<IndexKind>> by_documents;
+  for (const IndexKind& kind : kinds) by_documents[kind.documents].push_back(kind);
+  double done = 0;
+  for (const auto& [count, some] : by_documents) {
+    SQZ_ASSIGN_OR_RETURN(const auto documents, documents_of(pass, *model.tokenizer, count));
+    const double part = 1.0 / static_cast<double>(by_documents.size() * documents.size());
+    for (size_t d = 0; d < documents.size(); ++d, done += part) {
+      SQZ_RETURN_IF_ERROR(make_document(model, documents[d], some, d, build,
+                                        [&](double of) { progress(done + part * of); }));
+    }
+  }
+  return {};
+}
+
+Status PassIndexes::make_document(EvalModel& model, const Pass& pass,
+                                  const std::vector<IndexKind>& kinds, size_t document,
+                                  const BuildOptions& build,
+                                  const std::function<void(double)>& progress) {
   const std::string prefix = std::filesystem::temp_directory_path() / "sqz-eval.tmp.";
   std::vector<Build> builds;
   for (size_t v = 0; v < pass.views.size(); ++v) {
     for (const IndexKind& kind : kinds) {
       const std::string path = concat(unique_name(prefix), ".", v, "-", kind.name(), ".sqz");
-      files_.push_back({v, kind, TemporaryName(path)});
+      files_.push_back({v, kind, document, TemporaryName(path)});
       const BuildOptions options = index_options(kind, build);
       if (kind.rows != RowKind::k16) continue;
       SQZ_ASSIGN_OR_RETURN(
@@ -104,13 +123,17 @@ Status PassIndexes::make(EvalModel& model, const Pass& pass, const std::vector<I
   for (Build& one : builds) {
     SQZ_RETURN_IF_ERROR(one.builder->finish().status());
     one.builder.reset();
-    if (pass.views.size() == pass.facts.size()) continue;
+    if (pass.views.size() >= pass.facts.size()) continue;
     SQZ_RETURN_IF_ERROR(calibrate(model, pass, one.path, build.threads));
   }
   for (const File& file : files_) {
-    if (file.kind.rows == RowKind::k16) continue;
+    const bool here = file.document == document && file.kind.documents == kinds[0].documents;
+    if (!here || file.kind.rows == RowKind::k16) continue;
     const CompressOptions compress = index_options(file.kind, build).compress;
-    SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(path(file.view, {file.kind.partition})));
+    SQZ_ASSIGN_OR_RETURN(
+        const auto index,
+        SqzFile::open(
+            path(file.view, {file.kind.partition, RowKind::k16, kinds[0].documents}, document)));
     SQZ_RETURN_IF_ERROR(
         compress_index(Env::posix(), *index, compress, file.name.path(), false, build.threads)
             .status());
@@ -118,9 +141,11 @@ Status PassIndexes::make(EvalModel& model, const Pass& pass, const std::vector<I
   return {};
 }
 
-const std::string& PassIndexes::path(size_t view, const IndexKind& kind) const {
+const std::string& PassIndexes::path(size_t view, const IndexKind& kind, size_t document) const {
   return std::find_if(files_.begin(), files_.end(),
-                      [&](const File& file) { return file.view == view && file.kind == kind; })
+                      [&](const File& file) {
+                        return file.view == view && file.kind == kind && file.document == document;
+                      })
       ->name.path();
 }
 

@@ -29,18 +29,24 @@ class PassIndexes {
   PassIndexes(const PassIndexes&) = delete;
   PassIndexes& operator=(const PassIndexes&) = delete;
 
-  // To be called once. `progress(done)`, 0 .. 1, is of the dense pass.
+  // To be called once. An index of several documents is made of passes of their own.
+  // `progress(done)`, 0 .. 1, is of the dense pass.
   Status make(EvalModel& model, const Pass& pass, const std::vector<IndexKind>& kinds,
               const BuildOptions& build, const std::function<void(double)>& progress);
 
-  const std::string& path(size_t view, const IndexKind& kind) const;
+  // Of a kind's document number `document`.
+  const std::string& path(size_t view, const IndexKind& kind, size_t document = 0) const;
 
  private:
   struct File {
     size_t view;
     IndexKind kind;
+    size_t document;
     TemporaryName name;
   };
+  Status make_document(EvalModel& model, const Pass& pass, const std::vector<IndexKind>& kinds,
+                       size_t document, const BuildOptions& build,
+                       const std::function<void(double)>& progress);
   std::vector<File> files_;
 };
 

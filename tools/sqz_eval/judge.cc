@@ -45,14 +45,25 @@ Result<Judge::Served> Judge::open(const Pass& pass, size_t view, const PassIndex
   for (const Setting& setting : settings_) {
     SQZ_ASSIGN_OR_RETURN(sqz_session_options options, session_options(setting.options, threads_));
     options.max_tokens = std::max<int64_t>(4096, options_.continuation);
-    const std::string& path = indexes.path(view, setting.index);
-    auto& file = opened[path];
-    if (file == nullptr) {
-      SQZ_ASSIGN_OR_RETURN(file, OpenIndex::open(path));
-      if (gpu_) SQZ_RETURN_IF_ERROR(file->upload(*gpu_));
+    options.max_contexts = setting.index.documents;
+    SQZ_ASSIGN_OR_RETURN(const auto documents,
+                         documents_of(pass, *model_.tokenizer, setting.index.documents));
+    int64_t position = 0;
+    for (size_t d = 0; d < documents.size(); ++d) {
+      const std::string& path = indexes.path(view, setting.index, d);
+      auto& file = opened[path];
+      if (file == nullptr) {
+        SQZ_ASSIGN_OR_RETURN(file, OpenIndex::open(path));
+        if (gpu_) SQZ_RETURN_IF_ERROR(file->upload(*gpu_));
+      }
+      if (d == 0) {
+        SQZ_ASSIGN_OR_RETURN(out.emplace_back(), IndexContext::create(file, options));
+      } else {
+        SQZ_RETURN_IF_ERROR(out.back()->append(file, position));
+      }
+      position += std::ssize(documents[d].ids);
     }
-    SQZ_ASSIGN_OR_RETURN(out.emplace_back(), IndexContext::create(file, options));
-    out.back()->place(std::ssize(pass.ids));
+    out.back()->place(position);
   }
   return out;
 }
@@ -104,8 +115,8 @@ Result<bool> Judge::answered(const Fact& fact, std::span<const int32_t> prompt,
 Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, bool losses,
                                          int64_t block, const std::string& on,
                                          const Served& served) {
-  std::vector<FixedContext*> sparse;
-  for (size_t i = 1; i < served.size(); ++i) {
+  std::vector<FixedContext*> sparse;  // settings of several documents are behind those of one
+  for (size_t i = 1; i < served.size() && settings_[i].index.documents == 1; ++i) {
     SQZ_RETURN_IF_ERROR(served[i]->reset_stats());
     sparse.push_back(served[i].get());
   }
@@ -115,7 +126,7 @@ Result<std::vector<double>> Judge::probe(std::span<const int32_t> tokens, bool l
   options.observer = [&](const ObservedAttention& dense) { return probe.observe(dense); };
   SQZ_ASSIGN_OR_RETURN(auto dense_losses, model_.runner->score(tokens, *served[0], options));
   const auto results = probe.results();
-  for (size_t i = 1; i < served.size(); ++i) {
+  for (size_t i = 1; i <= results.size(); ++i) {
     const ProbeResult& result = results[i - 1];
     if (options_.wants(kError)) {
       SQZ_RETURN_IF_ERROR(add({kError, on}, i, *served[i], block_means(result.error, block)));

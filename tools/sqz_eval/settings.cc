@@ -38,6 +38,7 @@ BuildOptions index_options(const IndexKind& kind, const BuildOptions& base) {
 JsonMembers to_json(const Setting& setting) {
   const SelectorOptions& options = setting.options;
   JsonMembers out = {{"selector", options.selector}, {"block", options.block}};
+  if (setting.index.documents > 1) out["documents"] = setting.index.documents;
   if (setting.index.rows != RowKind::k16) out["rows"] = rows_name(setting.index.rows);
   if (setting.has_levels()) out["levels"] = options.levels;
   if (setting.has_levels()) out["rule"] = options.rule;
@@ -81,6 +82,13 @@ std::vector<Setting> make_settings(const SettingOptions& o) {
           }
         }
       }
+    }
+  }
+  const std::vector<Setting> whole = out;
+  for (const int documents : o.compose) {
+    for (Setting setting : whole) {
+      setting.index.documents = documents;
+      add(setting);
     }
   }
   return out;

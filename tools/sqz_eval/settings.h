@@ -13,6 +13,7 @@ namespace sqz::eval {
 struct IndexKind {
   Partition partition = Partition::kKmeans;
   RowKind rows = RowKind::k16;
+  int documents = 1;  // the context is cut into so many, and each has an index of its own
 
   std::string name() const;  // "kmeans", "kmeans-q8": part of the name of its file
   bool operator==(const IndexKind&) const = default;
@@ -27,6 +28,7 @@ struct SettingOptions {
   std::vector<int> levels = {0};
   std::vector<std::string> rules = {"budget"};
   std::vector<std::string> rows = {"bf16"};
+  std::vector<int> compose;  // beside the whole context, documents that were made apart
   int64_t block = 0;
   std::optional<int> dense_layers;
   std::vector<std::string> layers = {kUniformLayers};  // profiles of layers to compare

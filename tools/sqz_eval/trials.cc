@@ -161,6 +161,35 @@ Result<Pass> make_pass(const Tokenizer& tokenizer, const TokenText& haystack,
   return pass;
 }
 
+Result<std::vector<Pass>> documents_of(const Pass& pass, const Tokenizer& tokenizer, int count) {
+  if (count == 1) return std::vector<Pass>{pass};
+  std::vector<int32_t> specials;
+  SQZ_RETURN_IF_ERROR(tokenizer.encode("", true, specials));
+  std::vector<Pass> out;
+  for (int64_t i = 1, begin = 0; i <= count; ++i) {
+    int64_t end = std::ssize(pass.ids) * i / count;
+    for (const Range& fact : pass.planted) {
+      if (fact.first < end && end < fact.first + fact.count) end = fact.first + fact.count;
+    }
+    Pass& document = out.emplace_back();
+    document.source = pass.source;
+    if (i > 1) document.ids = specials;
+    const int64_t moved = std::ssize(document.ids) - begin;
+    document.ids.insert(document.ids.end(), pass.ids.begin() + begin, pass.ids.begin() + end);
+    for (const View& view : pass.views) {
+      View& part = document.views.emplace_back();
+      if (moved + begin > 0) part.visible.push_back({0, moved + begin});
+      for (const Range& range : view.visible) {
+        const int64_t first = std::max(range.first, begin);
+        const int64_t last = std::min(range.first + range.count, end);
+        if (first < last) part.visible.push_back({first + moved, last - first});
+      }
+    }
+    begin = end;
+  }
+  return out;
+}
+
 std::vector<int32_t> view_ids(const Pass& pass, const View& view) {
   std::vector<int32_t> out;
   for (const Range& range : view.visible) {

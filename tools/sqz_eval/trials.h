@@ -95,6 +95,10 @@ std::vector<PassShape> plan_passes(const TrialOptions& options);
 Result<Pass> make_pass(const Tokenizer& tokenizer, const TokenText& haystack,
                        const PassShape& shape, const TrialOptions& options, int64_t number);
 
+// A pass as `count` documents of about one length, each with the special tokens in front, which no
+// fact is cut by.
+Result<std::vector<Pass>> documents_of(const Pass& pass, const Tokenizer& tokenizer, int count);
+
 // The token ids of a view, of which its index is built.
 std::vector<int32_t> view_ids(const Pass& pass, const View& view);
 
