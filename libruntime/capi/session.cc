@@ -122,7 +122,7 @@ Status SlotTable::make_device_contexts(const ServingSession& first) {
   if (options_.device_requests == 0) return {};
   if (device_ < 0) return invalid("options.device_requests: found some on the CPU, expected 0");
   const bool counts = options_.rule == SQZ_RULE_BUDGET && options_.thresholds == nullptr;
-  const bool moves = composition_ != nullptr && composes(model_);
+  const bool moves = composition_ != nullptr && composes(first.index().metadata());
   SQZ_ASSIGN_OR_RETURN(
       device_contexts_,
       cuda::create_context_table(first, {.slots = SQZ_MOST_SLOTS,
