@@ -29,6 +29,20 @@ Widths widths_of(const ServedIndex& index) {
   return out;
 }
 
+// Whether all layers have full attention and the model's shape.
+Status check_alike(const CudaSession& session) {
+  const ModelDescription& model = session.index().metadata().model;
+  for (int64_t l = 0; l < model.layers; ++l) {
+    const LayerGeometry own = model.layer(l);
+    if (own.kind != LayerKind::kFull || own.head_dim != model.head_dim ||
+        own.value_dim != model.head_dim || own.kv_heads != model.kv_heads ||
+        own.query_heads != model.query_heads || own.attention_scale != model.attention_scale) {
+      return refuse(session, concat("layer ", l, " of its own geometry"), "full layers, all alike");
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ContextTable>> create_context_table(const ServingSession& first,
@@ -172,6 +186,7 @@ Status DeviceContexts::put(int64_t slot, const ServingSession* session) {
   const ContextLayer* at = nullptr;
   if (session != nullptr) {
     const auto& cuda = static_cast<const CudaSession&>(*session);
+    SQZ_RETURN_IF_ERROR(check_alike(cuda));
     SQZ_ASSIGN_OR_RETURN(std::vector<ContextLayer> layers, cuda.context_layers());
     SQZ_RETURN_IF_ERROR(check(cuda, layers));
     for (ContextLayer& layer : layers) layer.turns = options_.shift == nullptr ? 0 : 1;

@@ -72,15 +72,15 @@ Result<std::vector<ContextLayer>> CudaSession::context_layers() const {
   AttendCall call;
   for (int64_t l = 0; l < std::ssize(out); ++l) {
     SQZ_RETURN_IF_ERROR(uploaded_->wait(l));
-    const auto at = static_cast<size_t>(l);
-    ContextLayer& layer = out[at];
+    const auto number = static_cast<size_t>(l);
+    ContextLayer& layer = out[number];
     call.layer = l;
     layer.keys = attend_params(call, 0, 0);
     layer.keys.counters = &counters_[l].selections;
-    layer.lookup = lookups_[at];
+    layer.lookup = lookups_[number];
     layer.lookup.exact = static_cast<uint32_t>(layer.keys.exact);
     if (!selects(l)) layer.lookup.levels = 0;
-    layer.skippable = metadata.layers[at].dense ? metadata.tokens : metadata.sink;
+    layer.skippable = metadata.layers[number].dense ? metadata.tokens : metadata.sink;
   }
   return out;
 }

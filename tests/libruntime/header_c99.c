@@ -8,7 +8,7 @@ int sqz_header_is_c99(void);
 EXPECT_SIZE(sqz_tensor, 48);
 EXPECT_SIZE(sqz_run, 8);
 EXPECT_SIZE(sqz_session_options, 144);
-EXPECT_SIZE(sqz_attend_args, 104);
+EXPECT_SIZE(sqz_attend_args, 112);
 EXPECT_SIZE(sqz_context, 16);
 EXPECT_SIZE(sqz_upload_options, 32);
 EXPECT_SIZE(sqz_stats, 96);
