@@ -311,6 +311,10 @@ class Property {
       }
     }
     const LayerView& view = oracle_->view(layer);
+    if (own.kind == LayerKind::kRecent) {  // the next token sees what is stored, and itself
+      const int64_t seen = own.window - (c_.model.geometry.empty() ? 0 : 1);
+      EXPECT_EQ(view.exact, own.chunk > 0 ? c_.tokens % own.chunk : std::min(seen, c_.tokens));
+    }
     const auto possible = static_cast<uint64_t>(oracle_->possible(layer) * own.kv_heads);
     const auto row =
         static_cast<uint64_t>((view.head_dim + view.value_dim) * dtype_size(view.dtype));
