@@ -58,8 +58,8 @@ struct Unpacked {
     params.slots = view.slots;
   }
   std::array<std::vector<float>, 2> host() const {
-    return {testing::floats(view, keys.host().data(), view.slots),
-            testing::floats(view, values.host().data(), view.slots)};
+    return {testing::floats(view, keys.host().data(), view.slots, view.head_dim),
+            testing::floats(view, values.host().data(), view.slots, view.head_dim)};
   }
 };
 
