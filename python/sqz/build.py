@@ -55,15 +55,15 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     import sqz
     from sqz._builder import Build
     from sqz.transformers import FixedContext
-    from sqz.transformers.adapter import decoder_of
     from sqz.transformers.fingerprint import describe
+    from sqz.transformers.layers import look
     from sqz.transformers.record import context_tokens, record
 
     path = os.fspath(output)
     if not overwrite and os.path.exists(path):
         raise FileExistsError(f"{path} exists: pass overwrite=True to replace it")
-    decoder_of(model)  # a model that cannot be served is refused before anything is read
-    description = describe(model)
+    layers = look(model)  # a model that cannot be served is refused before anything is read
+    description = describe(model, layers)
     if chat is True:
         from sqz.chat import chat_format
         chat = chat_format(tokenizer)
@@ -71,7 +71,7 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
         raise ValueError(f"chat: found no {sorted(missing)[0]}, expected before, between and after, the texts around "
                          "the turns: python -m sqz.chat writes them")
     ids, digest = _context(model, tokenizer, texts, max_tokens, chat or None, not after)
-    tokens = context_tokens(ids, description)
+    tokens = context_tokens(ids, description, model.config)
     device = model.device
     gpu = (device.index or 0) if device.type == "cuda" else 0
     with contextlib.ExitStack() as stack:
@@ -79,14 +79,14 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
         front = [stack.enter_context(sqz.Index(one)) for one in after]
         made = stack.enter_context(Build(
             path, description, tokens, levels=levels, rows=rows, tokenizer_hash=digest,
-            chat=chat or None, gpu=gpu, replace=overwrite, after=[one.info.context_id for one in front] or None,
+            chat=chat or None, gpu=gpu, state=layers.states if any(layers.states) else None, replace=overwrite, after=[one.info.context_id for one in front] or None,
             **options))
         if front:  # RoPE is about differences: the new tokens begin with 0, and what is in front stands before that
             behind = FixedContext(model, front, tokenizer=tokenizer, selector="dense", _from_zero=True)
             attention = stack.enter_context(behind)._attend
         stays = made.plan["takes_gpu"]
 
-        def take(layer: int, keys: torch.Tensor, values: torch.Tensor, queries: torch.Tensor) -> None:
+        def take(layer: int, keys: torch.Tensor, values: torch.Tensor, queries: torch.Tensor | None) -> None:
             if stays and keys.device == values.device == torch.device("cuda", gpu):
                 keys, values = keys.contiguous(), values.contiguous()
                 torch.cuda.synchronize(keys.device)
@@ -94,11 +94,12 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
                     torch.cuda.empty_cache()  # torch keeps what the pass has freed
             else:
                 keys, values = keys.cpu().contiguous(), values.cpu().contiguous()
-            made.add_layer(keys, values, queries.cpu().contiguous(),
+            made.add_layer(keys, values, None if queries is None else queries.cpu().contiguous(),
                            lambda done: show((layer + done) / description["layers"]))
 
         try:
-            record(model, description, tokens, made.plan["tail"], take, attention)
+            for layer, state in enumerate(record(model, layers, tokens, made.plan["tail"], take, attention)):
+                made.add_state(layer, {name: tensor.cpu().contiguous() for name, tensor in state.items()})
         except RuntimeError as error:
             if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
                 raise
@@ -135,10 +136,11 @@ def calibrate(index: Path, model: Any, tokenizer: Any, prompts: Sequence[str], *
         queries: list[list[torch.Tensor]] = [[] for _ in stored["layers"]]
         lengths = []
         with FixedContext(model, opened, tokenizer=tokenizer, selector="dense") as context:
+            first = next(number for number, layer in enumerate(opened.layers) if layer.query_heads)
             serve = context._serving.add
 
             def add(rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int) -> None:
-                if layer == 0:
+                if layer == first:
                     calls.append(len(rows))
                 if not stored["layers"][layer]["dense"]:
                     queries[layer].append(rows.float().cpu())

@@ -124,11 +124,7 @@ def refusals(args, model, index):
             report(name, sentence in str(error), str(error))
 
     refused("wrong device", "expected cuda:0, the model's", model, index, device="cpu")
-    config = AutoConfig.for_model("mistral", **{**SMALL, "sliding_window": 512})
-    sliding = AutoModelForCausalLM.from_config(config).to("cuda").eval()
-    refused("sliding window", "served on the CPU only", sliding,
-            build(args, sliding, torch.arange(600, device="cuda")[None] % 500, "sliding", torch.float16))
-    config.head_dim, config.sliding_window = 32, None
+    config = AutoConfig.for_model("mistral", **{**SMALL, "sliding_window": None, "head_dim": 32})
     narrow = AutoModelForCausalLM.from_config(config).to("cuda").eval()
     refused("head_dim 32", "32", narrow,
             build(args, narrow, torch.arange(600, device="cuda")[None] % 500, "narrow", torch.float16))

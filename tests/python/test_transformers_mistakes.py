@@ -212,10 +212,11 @@ def test_gradients(model, index):
 
 @pytest.mark.parametrize("kind,more,sentence", [
     ("gemma2", {"head_dim": 16}, "soft-capped logits cannot be served"),
-    ("gemma4_text", {"layer_types": ["sliding_attention", "full_attention"]}, "its layers have different shapes"),
-    ("qwen3_next", {"layer_types": ["linear_attention", "full_attention"]}, "found linear_attention, expected full"),
-    ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 16}, "s_aux is given"),
-    ("bloom", {"n_layer": 2, "n_head": 4}, "takes no position_ids|neither a rotary"),
+    ("inkling_text", {"head_dim": 16, "d_rel": 8, "vocab_size": 320, "swa_num_attention_heads": 4}, "position_bias is given"),
+    ("hy_v4", {"num_experts": 4}, "layer 0 of HYV4ForCausalLM .indexed_attention.: its cache is a DynamicIndexedLayer"),
+    ("recurrent_gemma", {"num_hidden_layers": 3}, "layer 0 of RecurrentGemmaForCausalLM .attention. neither calls the attention function"),
+    ("diffllama", {}, "DiffLlamaAttention of layer 0 attends twice in a pass"),
+    ("bloom", {"n_layer": 2, "n_head": 4}, "takes no position_ids|no layer called the attention function"),
 ])
 def test_models_that_no_index_can_serve(kind, more, sentence, index, tmp_path):
     if kind not in transformers.CONFIG_MAPPING:

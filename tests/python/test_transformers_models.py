@@ -1,54 +1,109 @@
-"""Dense sessions give transformers' own greedy tokens over the whole context, for models that sqz-index cannot run."""
+"""Dense sessions give the greedy tokens of the whole context for each architecture, and README.md says so."""
 
 import pytest
-from transformers_support import answers, build, load, torch, transformers, whole_answers
+from transformers_support import ROOT, build, load, torch, transformers
 
+import architectures as a
+import sqz
 import sqz.transformers
-
-CONTEXT, QUESTIONS, TOKENS = 400, 10, 12
-SMALL = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "initializer_range": 0.3,
-         "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-MANY = {"num_key_value_heads": 4}
-# These call the attention function from transformers 5 on.
-SINCE_5 = {"nemotron", "olmoe", "stablelm"}
-# Model type, and what its configuration has beside SMALL.
-MODELS = {
-    "apertus": {}, "arcee": {}, "cohere": {}, "ernie4_5": {}, "gemma": {"head_dim": 16}, "glm": {"head_dim": 16},
-    "glm4": {"head_dim": 16}, "granite": {"attention_multiplier": 0.2}, "helium": {"head_dim": 16}, "mixtral": {},
-    "nemotron": {}, "olmo": {}, "olmo2": {}, "olmoe": {}, "phi": {}, "phi3": {}, "qwen3_moe": {"head_dim": 16},
-    "seed_oss": {"head_dim": 16}, "smollm3": {}, "stablelm": {}, "starcoder2": {},
-    # As many KV heads as query heads; the last has learned positions.
-    "gpt_neox": MANY, "persimmon": MANY, "gpt2": {**MANY, "n_positions": 1024},
-    # Layers with a sliding window beside full ones.
-    "gemma3_text": {"head_dim": 16, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2,
-                    "num_hidden_layers": 4},
-    "cohere2": {"sliding_window": 64, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
-    "olmo3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
-}
+from sqz.transformers.layers import look
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_dense_is_transformers_over_the_whole_context(kind, tmp_path):
-    if kind not in transformers.CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
-    torch.manual_seed(1)
-    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **MODELS[kind]})
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    model = load(tmp_path / "model")
-    context = torch.randint(3, 320, (1, CONTEXT))
-    if kind in SINCE_5 and transformers.__version__.startswith("4."):
-        with pytest.raises(ValueError, match="0 of 3 layers called the attention function"):
-            sqz.transformers.capture(model, context, tmp_path / "context.h5")
-        assert not list(tmp_path.glob("*.h5*"))
-        return
-    sqz.transformers.capture(model, context, tmp_path / "context.h5")
-    index = build(tmp_path / "context.h5", tmp_path / "context.sqz")
-
-    questions = torch.randint(3, 320, (QUESTIONS, TOKENS))
-    expected = whole_answers(model, context, questions)
+@pytest.mark.parametrize("name,tokens", [(name, tokens) for name in a.MODELS
+                                         for tokens in list(a.CONTEXTS)[:2 if a.windowed(name) else 1]])
+def test_dense_is_the_whole_context(name, tokens, tmp_path):
+    if name.partition("/")[0] not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
+    model = a.make(name, a.CONTEXTS[tokens])
+    torch.manual_seed(2)
+    context, questions = torch.randint(3, 320, (1, tokens)), torch.randint(3, 320, (a.QUESTIONS, a.TOKENS))
+    index = sqz.build(model, None, context, tmp_path / "context.sqz", rows="f16", sink=4, tail=30, threads=1)
+    expected = a.whole_answers(model, context, questions)
     with sqz.transformers.FixedContext(model, index, selector="dense", threads=1) as fixed:
-        assert answers(model, questions) == expected
+        assert a.ask(model, questions) == expected
         assert fixed.stats().delivered_budget == 1
-    # The context matters: without it other tokens follow.
-    assert sum(a != b for a, b in zip(answers(model, questions), expected)) > QUESTIONS / 2
+    assert a.ask(model, questions[:2]) != expected[:2]  # the context matters
+
+
+def test_readme_has_the_table():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(["", *a.table(), ""]) in text
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "gemma4_text/E", "llama4_text"])
+def test_a_capture_gives_the_same_index(name, tmp_path):
+    model, context = a.make(name, 24), torch.arange(3, 203)[None]
+    sqz.build(model, None, context, tmp_path / "a.sqz", threads=1)
+    sqz.transformers.capture(model, context, tmp_path / "b.h5")
+    build(tmp_path / "b.h5", tmp_path / "b.sqz", rows="bf16")
+    assert (tmp_path / "a.sqz").read_bytes() == (tmp_path / "b.sqz").read_bytes()
+    assert sqz.Index(tmp_path / "a.sqz").layers == look(model).all
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    """A model with recurrent layers, and its index."""
+    model = a.make("qwen3_5_text", 0)
+    return model, sqz.build(model, None, torch.arange(3, 203), tmp_path_factory.mktemp("hybrid") / "a.sqz", rows="f16")
+
+
+def test_a_state_goes_on_in_every_cache(hybrid):
+    """Without a cache, with one's own, in parts, and for beams."""
+    model, index = hybrid
+    question = torch.arange(10, 22)[None]
+    with torch.no_grad(), sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
+        expected = model(question).logits
+        for given in ({"use_cache": False}, {"past_key_values": transformers.DynamicCache(config=model.config)}):
+            torch.testing.assert_close(model(question, **given).logits, expected)
+        cache = transformers.DynamicCache(config=model.config)
+        parts = [model(part, past_key_values=cache).logits for part in question.split(5, 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-3, rtol=1e-3)
+        assert a.ask(model, question, num_beams=2) == a.ask(model, question, num_beams=2)
+        whole = a.ask(model, question)
+        assert a.ask(model, question, prefill_chunk_size=5) == whole
+
+
+def test_what_a_state_refuses(hybrid, tmp_path):
+    model, index = hybrid
+    ids = torch.arange(10, 22).expand(2, -1)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1) as fixed:
+        with pytest.raises(ValueError, match="found padding, expected requests of one length"):
+            a.ask(model, ids, attention_mask=mask)
+        fixed.contexts = [[0], []]
+        with pytest.raises(ValueError, match="layer 0 of Qwen3_5ForCausalLM keeps a state: such a model follows one"):
+            a.ask(model, ids)
+    with pytest.raises(ValueError, match="layer 0 of Qwen3_5ForCausalLM keeps a state"):
+        sqz.transformers.FixedContext(model, [index, index])
+    with pytest.raises(ValueError, match="layer 0 of Qwen3_5ForCausalLM keeps a state"):
+        sqz.build(model, None, [3] * 200, tmp_path / "b.sqz", after=[index])
+
+
+def test_a_state_of_another_type(hybrid, tmp_path):
+    hybrid[0].save_pretrained(tmp_path / "model")
+    index = sqz.build(load(tmp_path / "model"), None, [3] * 200, tmp_path / "a.sqz")
+    with pytest.raises(ValueError, match="state of layer 0: the index has .*torch.float32.*, this model .*torch.bfloat16"):
+        sqz.transformers.FixedContext(load(tmp_path / "model").bfloat16(), index)
+
+
+@pytest.mark.parametrize("name,change,sentence", [
+    ("gemma3_text", {"sliding_window": 32}, r"sliding_window\[0\]: the index was built for 24, this model has 32"),
+    ("gemma3_text", {"layer_types": ["full_attention"] * 4}, r"sliding_window\[0\]: .* for 24, this model has 0"),
+    ("gemma4_text", {"num_global_key_value_heads": 2}, "kv_heads: the index was built for 1, this model has 2"),
+    ("gemma4_text", {"num_key_value_heads": 4}, r"geometry\[0\].kv_heads: the index was built for 2, this model has 4"),
+    ("llama4_text", {"attention_chunk_size": 32}, r"geometry\[0\].chunk: the index was built for 24, this model has 32"),
+    ("lfm2", {"layer_types": ["conv", "full_attention"] * 2}, r"geometry\[1\].*: the index was built for"),
+])
+def test_layers_that_differ_are_named(name, change, sentence, tmp_path, monkeypatch):
+    index = sqz.build(a.make(name, 24), None, torch.arange(3, 203), tmp_path / "a.sqz")
+    monkeypatch.setitem(a.MODELS, name, {**a.MODELS[name], **change})
+    with pytest.raises(ValueError, match="not an index of this model: " + sentence):
+        sqz.transformers.FixedContext(a.make(name, 24), index)
+
+
+def test_an_image_in_the_context(tmp_path):
+    model = a.make("qwen3_5", 0)
+    model.config.image_token_id = 300
+    with pytest.raises(ValueError, match="input_ids: found 300, the model's image token, expected a context of text"):
+        sqz.build(model, None, torch.arange(200, 320), tmp_path / "a.sqz")

@@ -14,8 +14,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from .adapter import decoder_of
 from .fingerprint import describe, fingerprint_of, tokenizer_hash
+from .layers import look
 from .record import context_tokens, record
 
 
@@ -52,29 +52,32 @@ def capture(model: PreTrainedModel, input_ids: Any, path: str | os.PathLike[str]
     path = os.fsdecode(path)
     if not overwrite and os.path.exists(path):
         raise FileExistsError(f"{path} exists: pass overwrite=True to replace it")
-    decoder_of(model)  # a model that cannot be served is refused before it is looked at
-    description = describe(model)
-    tokens = context_tokens(getattr(input_ids, "input_ids", input_ids), description)
-    count, layers = len(tokens), description["layers"]
+    layers = look(model)
+    description = describe(model, layers)
+    tokens = context_tokens(getattr(input_ids, "input_ids", input_ids), description, model.config)
+    count = len(tokens)
     queries = min(100, count) if queries is None else queries
     if not 1 <= queries <= count:
         raise ValueError(f"queries: found {queries}, expected 1 to {count}, the tokens of the context")
 
-    def take(layer: int, keys: torch.Tensor, values: torch.Tensor, last: torch.Tensor) -> None:
-        group = file.create_group(f"layers/{layer}")
+    def take(layer: int, keys: torch.Tensor, values: torch.Tensor, last: torch.Tensor | None) -> None:
+        group = file.require_group(f"layers/{layer}")
         _write(group, "keys", keys).attrs["rope"] = "post"
         _write(group, "values", values)
-        _write(group, "queries", last)
+        if last is not None:
+            _write(group, "queries", last)
         bar.update()
 
     with (_published(path, overwrite) as output, h5py.File(output, "w") as file,
-          tqdm(total=layers, desc="capture", unit="layer", disable=None) as bar):
+          tqdm(total=layers.calls, desc="capture", unit="layer", disable=None) as bar):
         file.attrs.update(format="sqz-capture", version="1", model=json.dumps(description),
                           tokenizer_hash="" if tokenizer is None else tokenizer_hash(tokenizer))
         file["tokens"] = tokens
         file["query_positions"] = np.arange(count - queries, count)
-        record(model, description, tokens, queries, take)
-    return Captured(path, count, layers, os.path.getsize(path), fingerprint_of(description))
+        for layer, state in enumerate(record(model, layers, tokens, queries, take)):
+            for name, tensor in state.items():
+                _write(file.require_group(f"layers/{layer}/state"), name, tensor)
+    return Captured(path, count, description["layers"], os.path.getsize(path), fingerprint_of(description))
 
 
 class _Output(io.FileIO):
@@ -138,6 +141,4 @@ def _write(group: Any, name: str, tensor: torch.Tensor) -> Any:
         dataset = group.create_dataset(name, data=tensor.contiguous().view(torch.int16).cpu().numpy().view(np.uint16))
         dataset.attrs["dtype"] = "bfloat16"
         return dataset
-    if tensor.dtype not in (torch.float32, torch.float16):
-        raise ValueError(f"{name}: found {tensor.dtype}, expected float32, float16 or bfloat16")
     return group.create_dataset(name, data=tensor.cpu().numpy())

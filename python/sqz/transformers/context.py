@@ -15,10 +15,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 import sqz
 from sqz._arguments import MOST_CONTEXTS, one_behind_the_other
 
-from .adapter import attention_function, check_call, check_longrope, decoder_of
-from .attention import additive_bias, own_state, rows_of
-from .fingerprint import check_match, describe, tokenizer_hash
-from .serving import Serving
+from .adapter import attention_function, decoder_of
+from .attention import additive_bias, own_state, rows_of, seen, with_sinks
+from .fingerprint import check_longrope, check_match, describe, tokenizer_hash
+from .layers import cache_argument, check_call, look, new_cache, put_states
+from .serving import Serving, real_tokens
 
 
 class FixedContext:
@@ -102,8 +103,12 @@ class FixedContext:
         with ExitStack() as stack:
             indexes = [one if isinstance(one, sqz.Index) else stack.enter_context(sqz.Index(one))
                        for one in self._given]
+            self._layers = look(self._model)
+            self._config = self._model.config.get_text_config(decoder=True)
+            self._described = describe(self._model, self._layers)
             for index in indexes:
                 self._check_match(index)
+            self._check_composition()
             self._infos, self._info = [index.info for index in indexes], indexes[0].info
             self._check_length(1)
             self._session = stack.enter_context(self._new_session(indexes))
@@ -113,12 +118,25 @@ class FixedContext:
 
     def _check_match(self, index: sqz.Index) -> None:
         info = index.info
-        self._config = self._model.config.get_text_config(decoder=True)
-        self._described = describe(self._model)
         check_match(index, self._described, "this model")
+        for number, state in enumerate(self._layers.states):
+            own, stored = ({name: (list(one.shape), str(one.dtype)) for name, one in tensors.items()}
+                           for tensors in (state, index.state(number)))
+            if own != stored:
+                raise ValueError(f"{info.path}: state of layer {number}: the index has {stored}, this model {own}")
         if self._tokenizer is not None and info.tokenizer_hash not in ("", found := tokenizer_hash(self._tokenizer)):
             raise ValueError(f"{info.path}: tokenizer_hash: the index was built with {info.tokenizer_hash}, this "
                              f"tokenizer has {found}")
+
+    def _check_composition(self) -> None:
+        """A state, and the bounds of chunks, are those of one context that stands in front of everything."""
+        several = len(self._given) > 1 or self._from_zero or self.contexts is not None
+        odd = next((number for number, layer in enumerate(self._layers.all)
+                    if layer.chunk or self._layers.states[number]), None)
+        if several and odd is not None:
+            raise ValueError(f"layer {odd} of {type(self._model).__name__} keeps "
+                             f"{'a state' if self._layers.states[odd] else 'chunks'}: such a model follows one context, "
+                             "the same in all rows of a batch")
 
     def _new_session(self, indexes: list[sqz.Index]) -> sqz.Session:
         """On the model's device, with the indexes there."""
@@ -133,10 +151,9 @@ class FixedContext:
         asked = torch.device("cpu" if given is None else given)
         if (asked.type, asked.index or 0) != (device.type, device.index or 0):
             raise ValueError(f"device: found {asked}, expected {device}, the model's")
+        self._states = [{name: tensor.to(device) for name, tensor in indexes[0].state(number).items()}
+                        for number in range(len(self._layers.all))]
         if device.type == "cuda":
-            if any(self._described["sliding_window"]):
-                raise ValueError(f"{self._info.path}: layers with a sliding window are served on the CPU only: move "
-                                 "the model there")
             for index in set(indexes):
                 try:
                     index.upload(device.index or 0)
@@ -159,6 +176,7 @@ class FixedContext:
         """The contexts of each row of a batch; None: all have the only index."""
         if self.contexts is None and len(self._given) == 1 and not self._from_zero:
             return None
+        self._check_composition()
         given = [range(len(self._given))] if self.contexts is None else self.contexts
         if len(given) == 0 or batch % len(given) != 0:
             raise ValueError(f"contexts: found those of {len(given)} rows, expected {batch}, the rows of the batch")
@@ -177,7 +195,9 @@ class FixedContext:
     def _install(self, stack: ExitStack) -> None:
         """Changes the model; the stack undoes it."""
         model, decoder = self._model, self._decoder
-        needs_positions = any(self._described["sliding_window"]) or self._info.partition == "buckets"
+        self._chunks = any(layer.chunk for layer in self._layers.all)
+        self._windows = any(layer.window for layer in self._layers.all)
+        needs_positions = self._chunks or self._windows or self._info.partition == "buckets"
         self._serving = Serving(self._session, self._options, needs_positions)
         self._mask: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
@@ -236,30 +256,49 @@ class FixedContext:
         if args:
             kwargs = inspect.signature(decoder.forward).bind_partial(*args, **kwargs).arguments
             kwargs.update(kwargs.pop("kwargs", {}))
+        kwargs.pop("logits_to_keep", None)  # Gemma 4 would run its last layers for these tokens alone
         inputs = kwargs.get("input_ids")
         inputs = kwargs["inputs_embeds"] if inputs is None else inputs
         batch, tokens = inputs.shape[:2]
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
-        # From 5.24 on the cache is named so.
-        cache = next((kwargs[name] for name in ("past_key_values", "cache") if kwargs.get(name) is not None), None)
+        cache = kwargs.get(cache_argument(decoder))
         mask = mask.get("full_attention") if isinstance(mask, dict) else mask
-        seen = 0
-        if cache is not None and (mask is None or positions is None):
-            seen = int(cache.get_seq_length())
-        self._check_length(seen + tokens if mask is None else mask.shape[-1])
+        if getattr(cache, "is_compileable", False) and (
+                self._chunks or self._windows and self._device.type == "cuda"):
+            raise ValueError(f"{type(cache).__name__}: layers with a window or chunks need a dynamic cache"
+                             f"{'' if self._chunks else ' on a GPU'}: leave cache_implementation out")
+        if any(self._states) and not torch.compiler.is_compiling():
+            if cache is None:  # also a pass without one continues the context's state
+                cache = kwargs[cache_argument(decoder)] = new_cache(self._model)
+            self._continue_state(cache, batch, real_tokens(mask, tokens))
+        before = 0
+        if cache is not None and (mask is None or positions is None or self._chunks):
+            before = int(cache.get_seq_length())
+        self._check_length(before + tokens if mask is None else mask.shape[-1])
         if positions is None:
-            positions = torch.arange(seen, seen + tokens, device=inputs.device)[None]
+            positions = torch.arange(before, before + tokens, device=inputs.device)[None]
         rows, offset = self._rows(batch), self._info.tokens
         if rows is not None:
             offset = torch.tensor([[self._length_of(row)] for row in rows], device=inputs.device)
-        kwargs["position_ids"] = positions + offset
-        self._serving.begin(batch, tokens, mask, kwargs["position_ids"], rows)
+        kwargs["position_ids"] = positions = positions + offset
+        positions = positions if positions.ndim == 2 else positions[0]  # M-RoPE: of text all are equal
+        self._positions, self._offset, self._seen = positions, offset, before
+        self._serving.begin(batch, tokens, mask, positions, rows)
         if not torch.compiler.is_compiling():
             self._calls, self._mask, self._bias = 0, None, None
         return (), kwargs
 
+    def _continue_state(self, cache: Any, batch: int, real: torch.Tensor | None) -> None:
+        first = next(number for number, state in enumerate(self._states) if state)
+        if cache.has_previous_state(first):
+            return
+        if real is not None:
+            raise ValueError(f"{type(self._model).__name__}: found padding, expected requests of one length in a batch: "
+                             "a layer with a state takes padding for tokens")
+        put_states(cache, self._states, batch)
+
     def _attend(self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
+                attention_mask: torch.Tensor | None = None, scaling: float | None = None, dropout: float = 0.0,
                 **options: Any) -> tuple[torch.Tensor, None]:
         """The attention function: the state over the own keys, merged with that over the fixed context."""
         if id(module) not in self._modules:  # of another model with the same configuration
@@ -269,11 +308,17 @@ class FixedContext:
         key, value = key.to(query.dtype), value.to(query.dtype)  # they differ under autocast
         batch, heads, tokens, dim = query.shape
         layer: Any = module.layer_idx
+        if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
+            query = self._tempered(module, query)
+        chunk = self._layers.all[layer].chunk
+        if chunk:
+            attention_mask = self._chunk_mask(self._layers.all[layer], key.shape[2])
         if torch.compiler.is_compiling():
             bias = None if attention_mask is None else additive_bias(attention_mask, query, key)
         else:
             if layer not in self._checked:
-                self._checked.add(check_call(module, query, key, value, scaling, options, self._described))
+                check_call(module, query, key, value, scaling, options, self._layers.all[layer])
+                self._checked.add(layer)
             if query.requires_grad:
                 raise RuntimeError("a FixedContext computes no gradients: run the model under torch.no_grad()")
             self._calls += 1
@@ -287,7 +332,21 @@ class FixedContext:
             torch.ops.sqz.add_context(rows, own, own_lse, layer, tokens, self._serving.number)
         else:
             self._serving.add(rows, own, own_lse, layer, tokens)
-        return own.view(batch, tokens, heads, dim), None
+        return with_sinks(own, own_lse, options.get("s_aux")).view(batch, tokens, heads, value.shape[3]), None
+
+    def _chunk_mask(self, layer: sqz.Layer, keys: int) -> torch.Tensor:
+        """[batch or 1, 1, tokens, keys]: transformers' own knows nothing of the context's tokens in the chunk."""
+        last = self._positions[:, -1:]
+        key = last + torch.arange(1 - keys, 1, device=last.device)
+        return (seen(self._positions, key, layer) & (key >= self._offset)[:, None])[:, None]
+
+    def _tempered(self, module: torch.nn.Module, query: torch.Tensor) -> torch.Tensor:
+        """Llama 4 scales queries by the length of its cache, which does not hold the context."""
+        def scale(positions: torch.Tensor) -> torch.Tensor:
+            return torch.log1p(torch.floor((positions.float() + 1) / module.floor_scale)) * module.attn_scale + 1
+
+        seen_before = self._seen + torch.arange(query.shape[2], device=query.device)
+        return (query * (scale(self._positions) / scale(seen_before))[:, None, :, None]).to(query.dtype)
 
     def _after_forward(self, decoder: PreTrainedModel, args: Any, output: Any) -> None:
         # If a hook of the user's raised before _before_forward(), this thread holds no lock.
@@ -295,6 +354,6 @@ class FixedContext:
             return
         calls, self._running = self._calls, None
         self._lock.release()
-        if output is not None and calls != self._info.layers:
-            raise ValueError(f"{type(decoder).__name__}: {calls} of {self._info.layers} layers called the "
+        if output is not None and calls != self._layers.calls:
+            raise ValueError(f"{type(decoder).__name__}: {calls} of {self._layers.calls} layers called the "
                              "attention function: the others do not see the context")

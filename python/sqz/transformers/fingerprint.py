@@ -13,8 +13,12 @@ from transformers.utils import cached_file
 from xxhash import xxh3_64_hexdigest
 
 import sqz
+from sqz.index import Layer
+
+from .layers import Layers, look
 
 _SHARDS = ("model.safetensors", "model.safetensors.index.json")
+_LAST = {"geometry": 1, "weights_hash": 2}  # to be named, if other fields differ as well
 _SAMPLES, _SAMPLE = 16, 4096  # blocks of a shard's data, and bytes of a block
 
 
@@ -22,37 +26,43 @@ def _hash(data: bytes) -> str:
     return str(xxh3_64_hexdigest(data))
 
 
-def describe(model: PreTrainedModel) -> dict[str, Any]:
-    """The fields of `model` in docs/format.md, for a loaded model. ValueError for a model that they cannot describe."""
-    try:
-        return _describe(model, model.config.get_text_config(decoder=True))
-    except RuntimeError as error:
-        if type(error).__name__ != "AmbiguousGlobalPerLayerAttributeError":
-            raise
-        raise ValueError(f"{type(model).__name__}: its layers have different shapes, and an index has one for all: "
-                         f"{str(error).partition('.')[0]}") from None
+def describe(model: PreTrainedModel, layers: Layers | None = None) -> dict[str, Any]:
+    """The fields of `model` in docs/format.md, for a loaded model. ValueError for a model that they cannot describe.
 
-
-def _describe(model: PreTrainedModel, config: Any) -> dict[str, Any]:
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    scaling = next((module.scaling for module in model.modules()
-                    if isinstance(getattr(module, "scaling", None), float) and hasattr(module, "layer_idx")), None)
-    usual = 1 / math.sqrt(head_dim)
-    return {
+    layers: look(model), if it is known.
+    """
+    layers = layers or look(model)
+    config = model.config.get_text_config(decoder=True)
+    usual = min((layer for layer in layers.all if layer.query_heads), key=lambda layer: layer.kind != "full")
+    description = {
         "architecture": type(model).__name__,
-        "layers": layers,
-        "query_heads": heads,
-        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": head_dim,
+        "layers": len(layers.all),
+        "query_heads": usual.query_heads,
+        "kv_heads": usual.kv_heads,
+        "head_dim": usual.head_dim,
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "max_positions": max_positions(config),
-        "rope": _rope(model, config, head_dim),
-        "sliding_window": windows(config),
+        "rope": _rope(model, config, usual.head_dim),
+        "sliding_window": [layer.window for layer in layers.all],
         "weights_hash": _weights_hash(model),
-        "attention_scale": usual if scaling is None or math.isclose(scaling, usual, rel_tol=1e-9) else scaling,
+        "attention_scale": usual.scale,
     }
+    geometry = [_geometry(layer, usual) for layer in layers.all]
+    return {**description, "geometry": geometry} if any(geometry) else description
+
+
+def _geometry(layer: Layer, usual: Layer) -> dict[str, Any] | None:
+    """What differs in a layer from the description of the model."""
+    if layer.kind == "shared":
+        return {"kind": "shared", "of": layer.of}
+    if not layer.query_heads:
+        return {"kind": layer.kind}
+    given = {name: (getattr(layer, field), getattr(usual, field)) for name, field in (
+        ("query_heads", "query_heads"), ("kv_heads", "kv_heads"), ("head_dim", "head_dim"), ("attention_scale", "scale"))}
+    given |= {"value_dim": (layer.value_dim, layer.head_dim), "chunk": (layer.chunk, 0)}
+    entry = {name: found for name, (found, expected) in given.items() if found != expected}
+    return {"kind": layer.kind, **entry} if entry else None
 
 
 def fingerprint(model: PreTrainedModel) -> str:
@@ -75,14 +85,21 @@ def check_match(index: sqz.Index, model: dict[str, Any], name: str) -> None:
     raise ValueError(f"{index.info.path}: not an index of {name}: {found}")
 
 
-def difference(index: dict[str, Any], model: dict[str, Any]) -> str:
-    """The first field that differs, with both values."""
-    for name in sorted(index):
-        a, b = index[name], model.get(name)
-        if a != b:
-            return (f"{name}.{difference(a, b)}" if isinstance(a, dict) and isinstance(b, dict) else
-                    f"{name}: the index was built for {json.dumps(a)}, this model has {json.dumps(b)}")
+def difference(index: Any, model: Any, path: str = "") -> str:
+    """The first field that differs, such as geometry[5].kv_heads, with both values."""
+    a, b = _entries(index), _entries(model)
+    if a is None or b is None:
+        return f"{path[1:]}: the index was built for {json.dumps(index)}, this model has {json.dumps(model)}"
+    for name in sorted(a.keys() | b.keys(), key=lambda name: (_LAST.get(name, 0), name)):
+        if a.get(name) != b.get(name):
+            return difference(a.get(name), b.get(name), path + (f"[{name}]" if isinstance(name, int) else f".{name}"))
     return ""
+
+
+def _entries(value: Any) -> dict[Any, Any] | None:
+    """None for what is neither a list nor a dictionary; null stands for one that says nothing."""
+    return dict(enumerate(value)) if isinstance(value, list) else value if isinstance(value, dict) else \
+        {} if value is None else None
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
@@ -100,19 +117,6 @@ def max_positions(config: Any) -> int:
     return getattr(config, "max_position_embeddings", None) or 0
 
 
-def windows(config: Any) -> list[int]:
-    """For each layer the tokens that it attends to, the query's own included; 0 = all. Other kinds: ValueError."""
-    layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None) or 0
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        return [window if getattr(config, "use_sliding_window", True) else 0] * layers
-    for layer, kind in enumerate(kinds):
-        if kind not in ("full_attention", "sliding_attention"):
-            raise ValueError(f"layer {layer} of {type(config).__name__}: found {kind}, expected full_attention or "
-                             "sliding_attention: an index holds keys and values, and no other state of a context")
-    return [window if kind == "sliding_attention" else 0 for kind in kinds]
-
-
 def rope_parameters(config: Any) -> dict[str, Any]:
     """Those of the full-attention layers, by the names of transformers 5."""
     rope = getattr(config, "rope_parameters", None)
@@ -121,6 +125,17 @@ def rope_parameters(config: Any) -> dict[str, Any]:
         rope["rope_theta"] = getattr(config, "rope_theta", None) or 10000.0
     rope = rope.get("full_attention", rope)
     return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
+
+
+def check_longrope(config: Any, context: int, total: int) -> None:
+    """Keys turned by the short frequencies do not fit queries turned by the long ones: ValueError."""
+    rope = rope_parameters(config)
+    if rope["rope_type"] != "longrope":
+        return
+    original = int(rope.get("original_max_position_embeddings") or config.original_max_position_embeddings)
+    if context <= original < total:
+        raise ValueError(f"longrope changes its frequencies after {original} tokens: a context of {context} tokens is "
+                         f"before, {total} tokens with what follows are after")
 
 
 def _turns_halves(model: PreTrainedModel) -> bool:
@@ -136,8 +151,9 @@ def _rope(model: PreTrainedModel, config: Any, head_dim: int) -> dict[str, Any]:
     rope = {"kind": given["rope_type"], "theta": float(given.get("rope_theta", 10000.0)), "factor": 1.0,
             "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positions": 0, "beta_fast": 32.0,
             "beta_slow": 1.0, "attention_factor": 1.0, "truncate": True}
-    some_layers = 0 in (getattr(config, "no_rope_layers", None) or ())
-    if rope["kind"] not in ("default", "linear", "llama3", "yarn") or some_layers or not _turns_halves(model):
+    if (rope["kind"] not in ("default", "linear", "llama3", "yarn") or not _turns_halves(model) or
+            0 in (getattr(config, "no_rope_layers", None) or ()) or hasattr(config, "kv_lora_rank") or
+            not any("rotary" in type(module).__name__.lower() for module in model.modules())):
         return {**rope, "kind": "other"}
     share = given.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
     if share < 1:

@@ -110,7 +110,8 @@ class Serving:
     def add(self, rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int) -> None:
         """Merges the state over the context into own and own_lse.
 
-        rows, own: [batch * tokens, query heads, head_dim]; own_lse: [batch * tokens, query heads].
+        rows: [batch * tokens, query heads, head_dim]; own: [batch * tokens, query heads, value_dim]; own_lse: [batch *
+        tokens, query heads].
         """
         plan = self._rows
         if tokens == 1 and not self._needs_positions:
@@ -126,8 +127,8 @@ class Serving:
         for piece in plan.pieces:
             some = slice(piece.first, piece.last)
             positions = None if plan.positions is None else plan.positions[some]
-            out, lse = self._session.attend(layer, rows[some], indptr=piece.indptr, positions=positions,
-                                            contexts=self._contexts_of(piece.owners))
+            out, lse = self._session.attend(layer, rows[some], torch.empty_like(own[some]), indptr=piece.indptr,
+                                            positions=positions, contexts=self._contexts_of(piece.owners))
             sqz.merge_states(own[some], own_lse[some], out, lse)
 
 
