@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sqz import _library
-from sqz._tensors import Borrowed, DLPackTensor, Integers, integers, stream_of
+from sqz._tensors import Borrowed, DLPackTensor, Integers, integers, on_gpu, stream_of
 
 if TYPE_CHECKING:
     from sqz.index import IndexInfo
@@ -93,7 +93,7 @@ class DeviceContexts:
                              f"{self.each} each")
         padded = rows + [[]] * (self.requests - len(rows))
         array = Contexts([row + [Context(-1)] * (self.each - len(row)) for row in padded]).array
-        return np.frombuffer(array, np.int64).reshape(self.requests, self.each, 2).copy()
+        return np.frombuffer(memoryview(array), np.int64).reshape(self.requests, self.each, 2).copy()
 
     def set(self, requests: Sequence[int | Context | Sequence[Context] | None]) -> None:
         """The contexts of the first requests of a call, on torch's current stream; the others have none."""
@@ -124,24 +124,27 @@ class Arguments:
                  contexts: Contexts | DeviceContexts | None = None) -> None:
         tensors = {"q": q, "out": out, "lse": lse, "q_before_rope": q_before_rope}
         self._borrowed = {name: Borrowed(name, tensor) for name, tensor in tensors.items() if tensor is not None}
+        self._device_positions = on_gpu("positions", positions)
+        positions = None if self._device_positions is not None else positions
         numbers = {"positions": positions, "indptr": indptr}
         self._numbers = {name: integers(name, values) for name, values in numbers.items() if values is not None}
         shape = self._borrowed["q"].shape
-        if positions is not None and shape and len(self._numbers["positions"]) != shape[0]:
-            raise ValueError(f"positions: found {len(self._numbers['positions'])}, expected {shape[0]}, one for each "
-                             "token of q")
+        given = self._numbers.get("positions", self._device_positions)
+        if given is not None and shape and len(given) != shape[0]:
+            raise ValueError(f"positions: found {len(given)}, expected {shape[0]}, one for each token of q")
         requests = max(0, len(self._numbers["indptr"]) - 1) if indptr is not None else 0
         expected = requests if indptr is not None else 1
-        on_device = isinstance(contexts, DeviceContexts)
-        if on_device and shape and shape[0] > contexts.requests:
-            raise ValueError(f"contexts: found those of {contexts.requests} requests, expected {shape[0]}")
-        if contexts is not None and not on_device and contexts.requests != expected:
-            raise ValueError(f"contexts: found those of {contexts.requests} requests, expected {expected}")
+        device = contexts if isinstance(contexts, DeviceContexts) else None
+        host = contexts if isinstance(contexts, Contexts) else None
+        if device and shape and shape[0] > device.requests:
+            raise ValueError(f"contexts: found those of {device.requests} requests, expected {shape[0]}")
+        if host and host.requests != expected:
+            raise ValueError(f"contexts: found those of {host.requests} requests, expected {expected}")
         self._contexts = contexts
         self.struct = _library.AttendArgs(
             layer=layer, requests=requests, stream=stream_of(q) if stream is None else stream,
-            contexts=None if contexts is None or on_device else c.addressof(contexts.array),
-            device_contexts=contexts.words.data_ptr() if on_device else None,
+            contexts=host and c.addressof(host.array), device_contexts=device and device.words.data_ptr(),
+            device_positions=None if self._device_positions is None else self._device_positions.data_ptr(),
             contexts_each=0 if contexts is None else contexts.each,
             **{name: one.at for name, one in self._borrowed.items()},
             **{name: one.ctypes.data for name, one in self._numbers.items()})

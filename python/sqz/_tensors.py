@@ -145,6 +145,15 @@ def integers(name: str, values: Integers) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(array, np.int64)
 
 
+def on_gpu(name: str, numbers: Any) -> Any:
+    """A tensor of torch in the memory of a GPU, where the library reads it, or None for numbers in host memory."""
+    if _is_torch(numbers) is None or not numbers.is_cuda:
+        return None
+    if str(numbers.dtype) != "torch.int64" or numbers.dim() != 1 or not numbers.is_contiguous():
+        raise ValueError(f"{name}: found {numbers.dtype} {list(numbers.shape)} on a GPU, expected contiguous int64 [tokens]")
+    return numbers
+
+
 def device_of(device: Any) -> tuple[int, int]:
     """(type, number) as in DLPack of None, "cpu", a number, "cuda", "cuda:1" or a torch.device."""
     if device is None or str(device) in ("cpu", "cpu:0"):

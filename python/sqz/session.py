@@ -123,9 +123,10 @@ class Session(Handle):
                ) -> tuple[Any, Any]:
         """Attention of queries over the fixed context: (out, lse), which merge_states() joins with your own.
 
-        layer: 0 to info.layers - 1, one that has keys. q: [tokens, query heads, head_dim] float32, float16 or bfloat16, after RoPE at
-        positions from info.tokens on, not scaled. out: [tokens, query heads, value_dim], as q. lse: [tokens, query heads] float32, natural logarithm,
-        positive strides; what is None is made. positions: one for each token, which recent layers need.
+        layer: 0 to info.layers - 1, one that has keys. q: [tokens, query heads, head_dim] float32, float16 or bfloat16,
+        after RoPE at positions from info.tokens on, not scaled. out: [tokens, query heads, value_dim], as q. lse: [tokens,
+        query heads] float32, natural logarithm, positive strides; what is None is made. positions: one for each token,
+        which recent layers need; on a GPU they may be there, int64, and a captured call then serves later ones.
         indptr: [requests + 1] first tokens of the requests in q; None = one request. stream: a cudaStream_t as a
         number; None = torch's current one for tensors of torch, else the default stream. On a GPU the call returns
         before its work is done. q_before_rope: for selector saap. contexts: for each request None (its lse is
