@@ -204,17 +204,12 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options) {
       args.requests = kRequests;
     }
   }
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  for (const auto& call : gpu) {
-    call->args.stream = stream;
-    EXPECT_EQ(sqz_attend(on_gpu.handle(), &call->args), SQZ_OK) << sqz_last_error();
-  }
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  const cuda::test::Captured graph([&](cudaStream_t stream) {
+    for (const auto& call : gpu) {
+      call->args.stream = stream;
+      EXPECT_EQ(sqz_attend(on_gpu.handle(), &call->args), SQZ_OK) << sqz_last_error();
+    }
+  });
   const auto replay = [&](const Rows& rows) {
     const std::vector<sqz_context> here = flat(rows);
     ASSERT_EQ(cudaMemcpy(contexts.get(), here.data(), here.size() * sizeof(sqz_context),
@@ -222,8 +217,7 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options) {
               cudaSuccess);
     for (const auto& call : gpu) call->clear();
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    graph.replay();
   };
   const auto expect = [&](const Rows& rows) {
     ASSERT_NO_FATAL_FAILURE(replay(rows));
@@ -266,9 +260,6 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options) {
     session->put(0, b);
   }
   expect(in_turn({{first}, {second}, {}, {second, {0, 2, 6000}}}));
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
 }
 
 TEST_F(CudaDeviceContexts, BudgetServesWhatIsNamed) {

@@ -63,39 +63,26 @@ std::shared_ptr<const ServedIndex> build(const std::vector<LayerGeometry>& layer
   return *index;
 }
 
-// A call with device memory; row r of head h of token t is queries[(t Hq + h) d].
-class Call {
+// A call whose positions are known, and what must come of it.
+class Call : public test::DeviceCall {
  public:
-  Call(const LayerGeometry& layer, int64_t number, const std::vector<int64_t>& indptr, DType dtype)
-      : layer_(layer),
-        indptr_(indptr),
-        tokens_(indptr.back()),
+  Call(const LayerGeometry& layer, int64_t number, const test::Lengths& lengths, DType dtype)
+      : DeviceCall(layer, number, lengths, dtype),
+        layer_(layer),
         queries_(testing::rounded(
-            dtype, testing::Random(7).normals(tokens_ * layer.query_heads * layer.head_dim, 1.5f))),
-        q_(testing::stored(dtype, queries_)),
-        out_(
-            static_cast<size_t>(tokens_ * layer.query_heads * layer.value_dim * dtype_size(dtype))),
-        lse_(static_cast<size_t>(tokens_ * layer.query_heads)),
-        on_device_(static_cast<size_t>(tokens_)) {
-    call.layer = number;
-    call.query_heads = layer.query_heads;
-    call.head_dim = layer.head_dim;
-    call.value_dim = layer.value_dim;
-    call.tokens = tokens_;
-    call.dtype = dtype;
-    call.q = q_.get();
-    call.out = out_.get();
-    call.lse = lse_.get();
-    call.indptr = indptr_.data();
-    call.requests = std::ssize(indptr_) - 1;
+            dtype,
+            testing::Random(7).normals(call.tokens * layer.query_heads * layer.head_dim, 1.5f))),
+        on_device_(static_cast<size_t>(call.tokens)) {
+    set_queries(queries_);
   }
 
   // Of the first token of each request. `device`: in device memory, not on the host.
   void set_positions(int64_t first, bool device) {
     positions_.clear();
-    for (size_t r = 0; r + 1 < indptr_.size(); ++r) {
-      for (int64_t t = indptr_[r]; t < indptr_[r + 1]; ++t) {
-        positions_.push_back(first + static_cast<int64_t>(r) * 20 + t - indptr_[r]);
+    const std::vector<int64_t>& indptr = options().indptr;
+    for (size_t r = 0; r + 1 < indptr.size(); ++r) {
+      for (int64_t t = indptr[r]; t < indptr[r + 1]; ++t) {
+        positions_.push_back(first + static_cast<int64_t>(r) * 20 + t - indptr[r]);
       }
     }
     call.positions = device ? nullptr : positions_.data();
@@ -103,13 +90,14 @@ class Call {
     EXPECT_EQ(cudaMemcpy(on_device_.get(), positions_.data(), positions_.size() * sizeof(int64_t),
                          cudaMemcpyHostToDevice),
               cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // before what other streams read
   }
 
   // Compares with attention over all exact keys that a token may see, and the slots in `runs` of
   // its KV head, in double precision.
   void check(const LayerView& view, const std::vector<std::vector<KeyRun>>& runs) const {
     testing::Output expected;
-    for (int64_t row = 0; row < tokens_ * layer_.query_heads; ++row) {
+    for (int64_t row = 0; row < call.tokens * layer_.query_heads; ++row) {
       const int64_t head = row % layer_.query_heads / layer_.group_size();
       reference::Attention attention(queries_.data() + row * layer_.head_dim, view,
                                      layer_.attention_scale);
@@ -130,24 +118,13 @@ class Call {
       expected.out.insert(expected.out.end(), state.out.begin(), state.out.end());
       expected.lse.push_back(static_cast<float>(state.lse));
     }
-    testing::Output found;
-    const std::vector<std::byte> out = out_.host();
-    for (int64_t i = 0; i < tokens_ * layer_.query_heads * layer_.value_dim; ++i) {
-      found.out.push_back(static_cast<float>(reference::element(call.dtype, out.data(), i)));
-    }
-    found.lse = lse_.host();
-    test::expect_rows_close(found, expected, layer_.value_dim);
+    test::expect_rows_close(output(), expected, layer_.value_dim);
   }
-
-  AttendCall call;
 
  private:
   LayerGeometry layer_;
-  std::vector<int64_t> indptr_, positions_;
-  int64_t tokens_;
-  std::vector<float> queries_;
-  DeviceArray<std::byte> q_, out_;
-  DeviceArray<float> lse_;
+  std::vector<float> queries_;  // [T, Hq, d]
+  std::vector<int64_t> positions_;
   DeviceArray<int64_t> on_device_;
 };
 
@@ -159,7 +136,7 @@ std::unique_ptr<ServingSession> session_of(const std::shared_ptr<const ServedInd
 
 class Geometry : public test::OnGpu {};
 
-const std::vector<std::vector<int64_t>> kCalls = {{0, 1}, {0, 1, 2, 3, 4, 5}, {0, 17, 18, 18, 47}};
+const test::Lengths kCalls[] = {{1}, {1, 1, 1, 1, 1}, {17, 1, 0, 29}};
 
 TEST_F(Geometry, LayersOfDifferentShapes) {
   const std::vector<LayerGeometry> layers = {
@@ -184,18 +161,18 @@ TEST_F(Geometry, LayersOfDifferentShapes) {
         const LayerGeometry& own = layers[static_cast<size_t>(l)];
         // Layers that are not clustered are read whole in any case.
         if (!own.has_keys() || (l > 0 && selection.keep > 0)) continue;
-        for (const std::vector<int64_t>& indptr : kCalls) {
+        for (const test::Lengths& lengths : kCalls) {
           for (const DType dtype : {DType::kF32, stored}) {
             for (const int64_t first : {kTokens, kTokens + 45, kTokens + 150}) {
               if (own.kind == LayerKind::kFull && first > kTokens) continue;
-              SCOPED_TRACE(concat("layer ", l, ", ", indptr.size() - 1, " requests from ", first,
-                                  ", ", dtype_name(dtype), ", stored ", dtype_name(stored)));
+              SCOPED_TRACE(concat("layer ", l, ", ", lengths.size(), " requests from ", first, ", ",
+                                  dtype_name(dtype), ", stored ", dtype_name(stored)));
               const LayerView& view = index->layers[static_cast<size_t>(l)];
-              Call call(own, l, indptr, dtype);
-              call.set_positions(first, indptr.size() % 2 == 0);
+              Call call(own, l, lengths, dtype);
+              call.set_positions(first, lengths.size() % 2 == 1);
               const bool chosen = gpu->plan().selects(l);
               // Only the first block's selection is told.
-              if (chosen && indptr.back() > 1) continue;
+              if (chosen && call.call.tokens > 1) continue;
               ASSERT_TRUE(gpu->attend(call.call).ok());
               call.check(view, test::runs_of(*gpu, call.call));
               if (HasFatalFailure()) return;
@@ -212,7 +189,7 @@ TEST_F(Geometry, GraphsReadPositions) {
   const LayerGeometry layer = recent(full(32, 2, 64, 64), 128, 0);
   const auto index = build({full(16, 1, 128, 128), layer}, DType::kBF16);
   const auto gpu = session_of(index, {.selector = SelectorKind::kDense}, 1);
-  Call call(layer, 1, {0, 1, 2, 3}, DType::kBF16);
+  Call call(layer, 1, test::single_tokens(3), DType::kBF16);
   call.set_positions(kTokens, true);
   const auto graph = test::captured(*gpu, call.call);
   for (const int64_t first : {kTokens, kTokens + 60, kTokens + 127, kTokens + 500}) {
@@ -234,9 +211,7 @@ TEST_F(Geometry, WideGroups) {
       const auto gpu = session_of(index, {.selector = SelectorKind::kDense});
       for (const int64_t requests : {1, 3, 17}) {
         SCOPED_TRACE(concat(rows_name(rows), ", dim ", dim, ", group ", group, ", ", requests));
-        std::vector<int64_t> indptr(static_cast<size_t>(requests + 1));
-        std::iota(indptr.begin(), indptr.end(), 0);
-        Call call(layer, 0, indptr, DType::kF16);
+        Call call(layer, 0, test::single_tokens(requests), DType::kF16);
         ASSERT_TRUE(gpu->attend(call.call).ok());
         if (rows != RowKind::k16) continue;  // compared with the CPU in serving_test
         call.check(index->layers[0], test::runs_of(*gpu, call.call));

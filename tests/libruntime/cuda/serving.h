@@ -67,18 +67,24 @@ inline Lengths single_tokens(int64_t requests) {
 class DeviceCall {
  public:
   DeviceCall(const Served& served, int64_t layer, const Lengths& lengths, DType dtype)
+      : DeviceCall(LayerGeometry{.query_heads = served.options.query_heads,
+                                 .head_dim = served.options.head_dim,
+                                 .value_dim = served.options.head_dim},
+                   layer, lengths, dtype) {}
+  DeviceCall(const LayerGeometry& shape, int64_t layer, const Lengths& lengths, DType dtype)
       : options_{.dtype = dtype, .positions = {}, .indptr = {0}},
         tokens_(std::accumulate(lengths.begin(), lengths.end(), int64_t{0})),
-        row_(served.options.query_heads * served.options.head_dim),
-        q_(static_cast<size_t>(tokens_ * row_ * dtype_size(dtype))),
-        out_(q_.host().size()),
-        lse_(static_cast<size_t>(tokens_ * served.options.query_heads)) {
+        row_(shape.query_heads * shape.value_dim),
+        q_(static_cast<size_t>(tokens_ * shape.query_heads * shape.head_dim * dtype_size(dtype))),
+        out_(static_cast<size_t>(tokens_ * row_ * dtype_size(dtype))),
+        lse_(static_cast<size_t>(tokens_ * shape.query_heads)) {
     for (const int64_t length : lengths) options_.indptr.push_back(options_.indptr.back() + length);
     call = testing::make_call(layer, tokens_, q_.get(), options_);
     call.out = out_.get();
-    const int64_t heads = served.options.query_heads;
+    const int64_t heads = shape.query_heads;
     call.query_heads = heads;
-    call.head_dim = call.value_dim = served.options.head_dim;
+    call.head_dim = shape.head_dim;
+    call.value_dim = shape.value_dim;
     const bool turned = tokens_ % 2 == 0;
     call.lse = {lse_.get(), heads, turned ? 1 : heads, turned ? tokens_ : 1};
   }
@@ -107,7 +113,7 @@ class DeviceCall {
 
  private:
   CallOptions options_;
-  int64_t tokens_, row_;
+  int64_t tokens_, row_;  // row_: of out
   DeviceArray<std::byte> q_, out_;
   DeviceArray<float> lse_;
   std::vector<std::byte> host_q_;
