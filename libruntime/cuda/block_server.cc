@@ -89,10 +89,14 @@ size_t BlockServer::lay_out(bool sm90, void* base) {
   to.table = layout.take<int2>(to.blocks);
   if (sm90 && !setup_.clusters) return layout.used();
   const int64_t pairs = to.blocks * heads;
-  to.lookup_bytes =
-      setup_.buckets != nullptr
-          ? pairs * width_ * static_cast<int64_t>(sizeof(float))
-          : prefill_lookup_workspace(shape_, chunk, static_cast<int32_t>(width_), sm90);
+  // Single tokens have their clusters in more parts.
+  const auto blocks = static_cast<int32_t>(to.blocks);
+  const QueryBlocks singles = {std::min(tokens, blocks), blocks, 1, nullptr};
+  const auto workspace = [&](const QueryBlocks& of) {
+    return prefill_lookup_workspace(shape_, of, static_cast<int32_t>(width_), sm90);
+  };
+  to.lookup_bytes = setup_.buckets != nullptr ? pairs * width_ * static_cast<int64_t>(sizeof(float))
+                                              : std::max(workspace(chunk), workspace(singles));
   to.lookup = layout.take<std::byte>(to.lookup_bytes);
   for (RunLists& lists : to.lists) {
     lists.capacity = (width_ + 1) / 2;

@@ -159,6 +159,7 @@ Status CudaSession::write_positions(const AttendCall& call) const {
 Status CudaSession::attend(const AttendCall& call) {
   SQZ_RETURN_IF_ERROR(check_call(call));
   SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
+  if (call.tokens == 0) return {};
   const CurrentDevice current(device());
   if (is_recent(call.layer) && call.device_positions == nullptr) {
     SQZ_RETURN_IF_ERROR(write_positions(call));

@@ -151,7 +151,8 @@ void expect_close(const Output& found, const Output& expected, const PropertyCas
     return;
   }
   for (size_t i = 0; i < found.out.size(); ++i) {
-    ASSERT_NEAR(found.out[i], expected.out[i], tolerance_of(c)) << what;
+    const double limit = tolerance_of(c) * (1 + std::abs(expected.out[i]));
+    ASSERT_NEAR(found.out[i], expected.out[i], limit) << what;
   }
 }
 

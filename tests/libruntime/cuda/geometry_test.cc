@@ -225,7 +225,9 @@ TEST_F(Geometry, ShapesWithoutKernelsAreRefused) {
   for (const LayerGeometry& layer :
        {full(17, 1, 128, 128), full(4, 2, 72, 72), full(4, 2, 128, 64)}) {
     const auto index = build({layer}, DType::kBF16);
-    const auto session = create_session(index, test::uploaded({{}, index}), {});
+    SessionOptions options;
+    options.selection.selector = SelectorKind::kDense;
+    const auto session = create_session(index, test::uploaded({{}, index}), options);
     EXPECT_EQ(session.status().code(), Code::kUnsupported);
   }
 }
