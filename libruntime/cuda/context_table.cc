@@ -220,8 +220,8 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
   for (int64_t first = 0; first < all; first += rows_at_once_) {
     AttendParams attend = attend_;
     attend.q = row_q_ + first * row_bytes;
-    attend.out = row_out_ + first * row_bytes;
-    attend.lse = LseRows(row_lse_ + first * model().query_heads);
+    attend.out = each == 1 ? call.out : row_out_;
+    attend.lse = each == 1 ? call.lse : LseRows(row_lse_);
     attend.q_dtype = call.dtype;
     attend.requests = static_cast<int32_t>(std::min(rows_at_once_, all - first));
     attend.own = rows.rows + first;
@@ -241,7 +241,7 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
     }
     SQZ_RETURN_IF_ERROR(decode_attend(attend, stream));
   }
-  return merge_context_rows(rows, gpu_, stream);
+  return each == 1 ? Status() : merge_context_rows(rows, gpu_, stream);
 }
 
 }  // namespace sqz::cuda

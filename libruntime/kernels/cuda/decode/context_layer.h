@@ -12,6 +12,7 @@ struct alignas(16) ContextLayer {
   LookupLayer lookup;     // levels 0: nothing is looked up, every slot is read
   int64_t skippable = 0;  // first exact keys that a request may leave out
   int32_t turns = 0;      // 1: queries may be turned to where the context begins
+  int32_t row = 0;        // of a row: its place in the outputs of attention
   uint32_t fault = 0;     // of a row, 1: its slot is empty, or does not do what is asked
 };
 

@@ -15,10 +15,10 @@ namespace sqz::cuda {
 // kRows: query rows that a pair has at most. kCoded: keys and values are rows of 8 bits. kOwn: the
 // requests have layers of their own.
 template <class Element, int kDim, int kRows, bool kCoded, bool kOwn>
-class Attend : private AttendMerge<kDim, kRows> {
+class Attend : private AttendMerge<kDim, kRows, kOwn> {
  public:
   __device__ Attend(const AttendParams& params, AttendShared<kDim, kRows>& shared)
-      : AttendMerge<kDim, kRows>(params, shared), queries_(params.q) {}
+      : AttendMerge<kDim, kRows, kOwn>(params, shared), queries_(params.q) {}
 
   __device__ void run() {
     ptx::griddepcontrol_launch_dependents();
@@ -46,7 +46,7 @@ class Attend : private AttendMerge<kDim, kRows> {
   }
 
  private:
-  using Merge = AttendMerge<kDim, kRows>;
+  using Merge = AttendMerge<kDim, kRows, kOwn>;
   using Merge::kHalves;
   using Merge::kParts;
   using Merge::kTilesOut;

@@ -4,15 +4,16 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/decode/attend/work_split.cuh"
+#include "libruntime/kernels/cuda/decode/context_layer.h"
 #include "libruntime/kernels/cuda/ptx/atom.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
 
-template <int kDim, int kRows>
-class AttendMerge : protected AttendWorkSplit<kDim, kRows> {
+template <int kDim, int kRows, bool kOwn>
+class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
  protected:
-  using Base = AttendWorkSplit<kDim, kRows>;
+  using Base = AttendWorkSplit<kDim, kRows, kOwn>;
   using Partial = typename Base::Partial;
   using Segment = typename Base::Segment;
   using Base::Base;
@@ -237,7 +238,11 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows> {
   }
 
   __device__ int64_t row_of(const Segment& segment, int row) const {
-    return static_cast<int64_t>(segment.pair) * p_.group + row;
+    int64_t pair = segment.pair;
+    if constexpr (kOwn) {
+      pair = int64_t{p_.own[segment.pair / p_.kv_heads].row} * p_.kv_heads + pair % p_.kv_heads;
+    }
+    return pair * p_.group + row;
   }
   __device__ static float inverse_of(float sum, bool fault) {
     return fault ? NAN : sum == 0 ? 0 : __fdividef(1.0f, sum);

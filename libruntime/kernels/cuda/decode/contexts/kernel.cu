@@ -22,6 +22,7 @@ class PrepareRow {
     const int place = find_place();
     if (thread_ == 0) p_.places[given_] = place;
     take_layer();
+    if (thread_ == 0) s_.layer.row = p_.each == 1 ? given_ : place;
     __syncthreads();
     copy_layer_out(place);
     turn_queries(place);

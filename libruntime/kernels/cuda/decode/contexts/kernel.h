@@ -43,7 +43,8 @@ struct ContextRows {
 
 // Fills rows, row_q, places and lists.
 Status prepare_context_rows(const ContextRows& call, const Device& device, cudaStream_t stream);
-// Merges the states of each request into out and lse.
+// Merges the states of each request into out and lse. Attention has left them there where `each` is
+// 1: see ContextLayer::row.
 Status merge_context_rows(const ContextRows& call, const Device& device, cudaStream_t stream);
 
 }  // namespace sqz::cuda
