@@ -337,7 +337,8 @@ def test_requests_begin_behind_their_contexts(offsets, expected):
 
 
 def test_requests_of_a_step_have_their_contexts(monkeypatch, folder):
-    monkeypatch.setattr(sqz.vllm, "_registered", Options(contexts=str(folder), session={"selector": "dense"}))
+    monkeypatch.setattr(sqz.vllm, "_registered", Options(contexts=str(folder), graph_contexts=2,
+                                                                session={"selector": "dense"}))
     monkeypatch.setattr(runner, "_step", [[(2, 0, 0), (0, 132, 1)], []])
     torch.manual_seed(0)
     table, queries = context.Table(sqz.vllm.registered(), engine()), torch.randn(3, 4, 4)
@@ -350,8 +351,11 @@ def test_requests_of_a_step_have_their_contexts(monkeypatch, folder):
     assert isinstance(runner.contexts_of([0, 2, 3]), sqz.Contexts)
     assert runner.contexts_of([0, 1, 2]) is table.named
     assert table.named.words.tolist() == [[[2, 0], [1 << 32, 132]], [[0xFFFFFFFF, 0]] * 2, [[0xFFFFFFFF, 0]] * 2]
-    monkeypatch.setattr(runner, "_step", [[(2, 0, 0)] * 3, []])
-    assert isinstance(runner.contexts_of([0, 1, 2]), sqz.Contexts)
+    for rows in ([[(2, 0, 0), (0, 132, 1), (3, 264, 1)], []], [[(2, 0, 0)], [(2, 0, 0)]]):  # too many, and one is shared
+        monkeypatch.setattr(runner, "_step", rows)
+        assert isinstance(runner.contexts_of([0, 1, 2]), sqz.Contexts)
+    monkeypatch.setattr(sqz.vllm, "_registered", Options(contexts=str(folder)))
+    assert [runner.fits_graph([[(2, 0, 0)]] * count) for count in (8, 9)] == [True, False]
     table.put(2, str(folder / "b.sqz"), identity(sqz.Index(HEADS)))
     while not table.ready(2):
         pass

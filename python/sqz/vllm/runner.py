@@ -4,6 +4,7 @@ end load indexes."""
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from . import context, registered
 
 CONTEXTS = "sqz_slots"  # of a request's extra_args: [slot, offset, skip] of each of its contexts
 TOKENS = "sqz_tokens"  # of all its contexts
+SHARED = 8  # requests: more are served sooner by one reading of their context
 
 _step: list[list[tuple[int, int, int]]] | None = None  # (slot, offset, skip) of each request that the step serves
 
@@ -27,14 +29,19 @@ def contexts_of(indptr: list[int]) -> sqz.Contexts | sqz.DeviceContexts | None:
     requests = len(indptr) - 1
     rows = [[]] * requests if _step is None or len(_step) != requests else _step
     named = context.table().named
-    if named is None or indptr[-1] != requests or requests > named.requests or _most(rows) > named.each:
+    if named is None or indptr[-1] != requests or requests > named.requests or not fits_graph(rows):
         return sqz.Contexts([[sqz.Context(*one) for one in each] or None for each in rows])
     named.set([[sqz.Context(*one) for one in each] for each in rows])
     return named
 
 
-def _most(rows: list[Any]) -> int:
-    return max(map(len, rows), default=0)
+def fits_graph(rows: list[Any]) -> bool:
+    """Whether a full graph may serve requests with these contexts: they have few each, and no context is shared by so many
+    that reading it once for all of them takes less time, which calls do that name contexts on the host."""
+    options = registered()
+    shared = Counter(one[0] for each in rows for one in each)
+    most = 1 if options.session.get("selector") == "dense" else SHARED
+    return max(map(len, rows), default=0) <= options.graph_contexts and max(shared.values(), default=0) <= most
 
 
 class Requests:
@@ -74,7 +81,7 @@ def install() -> None:
 
     @functools.wraps(determine)
     def determine_without_full(self: Any, *arguments: Any, **named: Any) -> Any:
-        if _step is not None and _most(_step) > max(1, registered().graph_contexts):
+        if registered().contexts and _step is not None and not fits_graph(_step):
             named["use_cascade_attn"] = True  # for which no full graph is replayed
         return determine(self, *arguments, **named)
 

@@ -1,7 +1,6 @@
 // Which keys a block attends to. Two ways to share the keys of all pairs evenly: every pair has
-// blocks of its own (as many for each, where requests of one context are to go side by side), or,
-// laid end to end, block b has keys [b W, (b + 1) W) and may serve the end of one pair and the
-// beginning of the next.
+// blocks of its own, or, laid end to end, block b has keys [b W, (b + 1) W) and may serve the end
+// of one pair and the beginning of the next.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
@@ -54,7 +53,6 @@ class AttendWorkSplit {
   // its own makes no block longer than that costs, do so. Each warp finds out by itself, lane i for
   // pair i. False: split_evenly() it is. `any`: this block has a segment.
   __device__ bool split_by_pairs(Segment& segment, bool& any) const {
-    if (kOwn && pairs_ > 32) return split_alike(segment, any);
     constexpr uint32_t kMostKeys = 1u << 26;  // of a pair: sums stay in 32 bits
     constexpr uint32_t kSwitchKeys = 320;     // that could be read in the time of a switch
     if (pairs_ > 32) return false;
@@ -101,40 +99,6 @@ class AttendWorkSplit {
     segment.totals.fault = __shfl_sync(~0u, totals.fault, pair);
     // Evenly, not the last one short.
     const uint32_t each = round_up((pair_keys + splits - 1) / splits);
-    set_part(segment, pair, first_block, splits, each);
-    return true;
-  }
-
-  // Every pair has as many blocks, unless that makes one longer by an eighth: requests of one
-  // context then go through its keys side by side, and find in the L2 what they share.
-  __device__ bool split_alike(Segment& segment, bool& any) const {
-    const uint32_t blocks = gridDim.x, splits = blocks / static_cast<uint32_t>(pairs_);
-    if (splits == 0) return false;
-    float total = 0;
-    uint32_t most = 1;
-#pragma unroll 1
-    for (int pair = lane_; pair < pairs_; pair += 32) {
-      const auto keys = static_cast<uint32_t>(keys_of(totals_of(pair)));
-      total += static_cast<float>(keys);
-      most = max(most, keys);
-    }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) total += __shfl_xor_sync(~0u, total, step);
-    most = __reduce_max_sync(~0u, most);
-    const float share = total / static_cast<float>(blocks);
-    if (static_cast<float>(most) > 1.125f * static_cast<float>(splits) * share) return false;
-    const auto pair = static_cast<int>(blockIdx.x / splits);
-    any = pair < pairs_;
-    if (!any) return true;
-    segment.totals = totals_of(pair);
-    const auto keys = static_cast<uint32_t>(keys_of(segment.totals));
-    set_part(segment, pair, pair * splits, splits, round_up((keys + splits - 1) / splits));
-    return true;
-  }
-
-  // Of a pair with `splits` blocks from first_block on, `each` keys a block; segment.totals is set.
-  __device__ void set_part(Segment& segment, int pair, uint32_t first_block, uint32_t splits,
-                           uint32_t each) const {
     const auto present = static_cast<uint32_t>(keys_of(segment.totals));
     segment.pair = pair;
     segment.begin = min((blockIdx.x - first_block) * each, present);
@@ -143,6 +107,7 @@ class AttendWorkSplit {
     segment.own = partial(blockIdx.x, 0);
     segment.first = partial(first_block, 0);
     segment.second = partial(first_block + 1, 0);
+    return true;
   }
 
   // ceil(keys / each), some hundreds at most, by 1 / each: the quotient is off by one at most.
