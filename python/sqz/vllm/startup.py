@@ -100,5 +100,5 @@ def check_same_model(config: Any, index: sqz.Index) -> None:
                              f"index was built for {expected}, {model.model} has {shape}")
         return
     with torch.device("meta"):  # the configuration as a model, without memory
-        network = AutoModelForCausalLM.from_config(model.hf_text_config)
+        network = AutoModelForCausalLM.from_config(model.hf_text_config).eval()
     check_match(index, describe(network), model.model)
