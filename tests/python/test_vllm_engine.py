@@ -137,6 +137,17 @@ def test_contexts_are_never_mixed(tmp_path):
     assert counted["requests"] == 120 and counted["fetches"] > 24 and counted["evictions"] >= counted["fetches"] - 5
 
 
+@pytest.mark.parametrize("capability, found", [(90, True), (80, False)])
+def test_graphs_hold_contexts_where_the_gpu_reads_them(capability, found, monkeypatch):
+    from sqz.vllm.context import in_graphs
+    from sqz.vllm.options import Options
+
+    monkeypatch.setattr(type(current_platform), "has_device_capability", lambda self, asked: capability >= asked)
+    assert in_graphs(Options(contexts="books", session={"budget": 0.125})) is found
+    assert not in_graphs(Options(contexts="books", session={"selector": "quest"}))
+    assert not in_graphs(Options(contexts="books", graph_contexts=0))
+
+
 def test_too_long_requests_are_refused_at_the_start(book):
     output, rounds = run({"SQZ_INDEX": str(book / "book.sqz"), "SQZ_BUDGET": "0.25"}, [[5]], max_model_len=32768)
     assert not rounds

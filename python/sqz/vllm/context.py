@@ -106,7 +106,6 @@ class Table:
         sqz.merge_states(output[:tokens], lse[:tokens], out, out_lse)
 
 
-@functools.cache
 def in_graphs(options: Options) -> bool:
     """Whether this GPU's kernels read the contexts of a captured call on the GPU."""
     from vllm.platforms import current_platform
