@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """sqz at the size people run: a model of Llama-3.1-8B's shape, 128,000 tokens of context, one GPU. Not part of ctest.
 
-  tests/gpu/real_size.py --bin build/cuda/tools --work /dev/shm/sqz-real
+  tests/gpu/real_size.py --work /dev/shm/sqz-real [--bin build/cuda/tools]
 
 Makes the model (random weights, bfloat16, 16 GB) and its index (17 GB) in --work, where they stay for the next run, and
 prints a table:
-  build         seconds, GPU memory and file size, each beside what --dry-run foretold
+  build         seconds and file size of sqz.build; with --bin those of sqz-index, and GPU memory, beside what --dry-run
+                foretold
   transformers  first token and milliseconds a token of generate(): with the context in transformers' own cache, and
                 with FixedContext, by a dynamic and by a static cache, which transformers compiles to CUDA graphs
   vllm          where vLLM is installed: one question, 64 requests and 1,000 questions (tests/bench/vllm_speed.py)
---steps chooses. Wants torch, transformers, the module sqz with its CUDA library, and sqz-index. Where sqz-index was built
-without LibTorch, --by-capture lets transformers run the model (17 GB more).
+--steps chooses. Wants torch, transformers, the module sqz with its CUDA library, and for --bin an sqz-index with LibTorch.
 """
 import argparse
 import gc
@@ -64,19 +64,15 @@ def used_memory():
 
 
 def build(args, folder, ids, index):
-    command = [args.bin / "sqz-index", "build", "-o", index, "--rows", args.rows, "--device", "cuda", "--json"]
-    if args.by_capture:
-        capture = args.work / "capture.h5"
+    if args.bin is None:
         model = load(folder)
         begun = time.perf_counter()
-        sqz.transformers.capture(model, ids, capture, overwrite=True)
-        row("capture: s, GB", f"{time.perf_counter() - begun:.1f}, {capture.stat().st_size / 1e9:.1f}")
-        del model
-        free_memory()
-        command += ["--capture", capture]
-    else:
-        numpy.savetxt(args.work / "ids.txt", ids.numpy()[0], "%d")
-        command += ["--model", folder, "--tokens", args.work / "ids.txt"]
+        made = sqz.build(model, None, ids, index, rows=args.rows)
+        row("sqz.build: s, GB of the file", f"{time.perf_counter() - begun:.1f}, {made.bytes / 1e9:.2f}")
+        return
+    numpy.savetxt(args.work / "ids.txt", ids.numpy()[0], "%d")
+    command = [args.bin / "sqz-index", "build", "-o", index, "--rows", args.rows, "--device", "cuda", "--json",
+               "--model", folder, "--tokens", args.work / "ids.txt"]
     plan = json.loads(subprocess.run([*command, "--dry-run"], check=True, capture_output=True, text=True).stdout
                       .splitlines()[-1])
     begun, before, most = time.perf_counter(), used_memory(), 0
@@ -169,7 +165,7 @@ def with_vllm(args, folder, index):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--bin", type=pathlib.Path, required=True, help="folder of the built tools")
+    parser.add_argument("--bin", type=pathlib.Path, help="folder of the built tools: build with sqz-index")
     parser.add_argument("--work", type=pathlib.Path, required=True, help="33 GB")
     parser.add_argument("--steps", default="transformers,vllm", help="and build, to build an index that is there again")
     parser.add_argument("--tokens", type=int, default=128000, help="of the context")
@@ -180,7 +176,6 @@ def main():
     parser.add_argument("--answer", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--memory", type=float, default=0.72, help="part of the GPU's memory that vLLM takes")
-    parser.add_argument("--by-capture", action="store_true", help="capture with transformers, then build")
     parser.add_argument("--skip-own", action="store_true", help="without transformers and vLLM over the whole context")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -194,6 +189,7 @@ def main():
     if "build" in args.steps or not index.exists():
         index.unlink(missing_ok=True)
         build(args, folder, ids, index)
+        free_memory()
     if "transformers" in args.steps:
         with_transformers(args, folder, ids, index)
         free_memory()
