@@ -51,6 +51,7 @@ struct LayerGeometry {
   int64_t chunk = 0;   // recent: a query sees the tokens of its chunk of so many; 0: no chunks
   int64_t of = -1;     // shared: the layer whose keys and values it uses
 
+  int64_t widest() const { return std::max(head_dim, value_dim); }
   bool has_keys() const { return kind == LayerKind::kFull || kind == LayerKind::kRecent; }
   int64_t group_size() const { return query_heads / kv_heads; }
   // The first token that a query at `position` sees.
@@ -79,6 +80,13 @@ struct ModelDescription {
 
   int64_t group_size() const { return query_heads / kv_heads; }
   LayerGeometry layer(int64_t index) const;
+  // The largest number of(layer) of all layers.
+  template <class Of>
+  int64_t most(const Of& of) const {
+    int64_t out = 0;
+    for (int64_t l = 0; l < layers; ++l) out = std::max<int64_t>(out, of(layer(l)));
+    return out;
+  }
   // Whether a layer may be clustered: a full one with the heads, head_dim and scale from above.
   bool may_select(int64_t index) const;
   bool operator==(const ModelDescription&) const = default;

@@ -1,7 +1,5 @@
 #include "libruntime/capi/composition.h"
 
-#include <algorithm>
-
 #include "libruntime/attention/attend.h"
 #include "libruntime/cuda/backend.h"
 #include "libruntime/session/thread_pool.h"
@@ -18,12 +16,8 @@ Result<std::unique_ptr<Composition>> Composition::create(const ModelDescription&
                                                          int64_t max_tokens, int device,
                                                          std::shared_ptr<ThreadPool> pool) {
   std::unique_ptr<Composition> out(new Composition(model, device, std::move(pool)));
-  int64_t heads = 0, dim = 0;  // the most of a layer
-  for (int64_t l = 0; l < model.layers; ++l) {
-    const LayerGeometry layer = model.layer(l);
-    heads = std::max(heads, layer.query_heads);
-    dim = std::max({dim, layer.head_dim, layer.value_dim});
-  }
+  const int64_t heads = model.most([](const LayerGeometry& layer) { return layer.query_heads; });
+  const int64_t dim = model.most([](const LayerGeometry& layer) { return layer.widest(); });
   const int64_t width = heads * dim, lse = max_tokens * heads, numbers = max_tokens * width;
   const auto bytes = static_cast<size_t>(4 * (2 * numbers + lse));
   if (device >= 0) {

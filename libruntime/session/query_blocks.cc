@@ -12,10 +12,8 @@ QueryBlocks::QueryBlocks(const ModelDescription& model, int64_t block, int64_t m
       pool_(pool),
       rope_(model.rope, model.head_dim),
       finite_(static_cast<size_t>(max_tokens)) {
-  int64_t width = 0;
-  for (int64_t l = 0; l < model.layers; ++l) {
-    width = std::max(width, model.layer(l).query_heads * model.layer(l).head_dim);
-  }
+  const int64_t width =
+      model.most([](const LayerGeometry& layer) { return layer.query_heads * layer.head_dim; });
   // Not touched until used, so that memory that a short call does not need costs nothing.
   converted_.reset(new float[static_cast<size_t>(max_tokens * width)]);
   if (before_rope) {

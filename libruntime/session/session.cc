@@ -74,10 +74,7 @@ Session::Session(std::shared_ptr<const ServedIndex> index, const SessionOptions&
   queries_ = std::make_unique<QueryBlocks>(
       model, options.block, max_tokens_, selector_ != nullptr && selector_->before_rope(), *pool_);
   work_ = std::make_unique<WorkPlan>(model, limits, blocks, max_tokens_, threads);
-  int64_t widest = model.head_dim;
-  for (int64_t l = 0; l < model.layers; ++l) {
-    widest = std::max({widest, model.layer(l).head_dim, model.layer(l).value_dim});
-  }
+  const int64_t widest = model.most([](const LayerGeometry& layer) { return layer.widest(); });
   for (int i = 0; i < threads; ++i) {
     workers_.push_back(
         {.select = limits.workspace,

@@ -15,9 +15,7 @@ constexpr int64_t kKeyStep = 512;      // tasks end on whole softmax steps
 constexpr int64_t kMostStates = 2 * kTargetTasks;
 
 int64_t most_kv_heads(const ModelDescription& model) {
-  int64_t most = 1;
-  for (int64_t l = 0; l < model.layers; ++l) most = std::max(most, model.layer(l).kv_heads);
-  return most;
+  return model.most([](const LayerGeometry& layer) { return layer.kv_heads; });
 }
 
 }  // namespace
@@ -37,13 +35,10 @@ WorkPlan::WorkPlan(const ModelDescription& model, const SelectorLimits& limits, 
     selections_[i].read.room = {read_.get() + i * room, room};
   }
   // A block of t tokens has ceil(t * group / kTileRows) tiles of rows a head.
-  int64_t tiles = 0;
-  for (int64_t l = 0; l < model.layers; ++l) {
-    const LayerGeometry layer = model.layer(l);
-    const int64_t of_head = max_tokens * layer.group_size() / kTileRows + blocks + 1;
-    tiles = std::max(tiles, layer.kv_heads * of_head);
-    dim_ = std::max(dim_, layer.value_dim);
-  }
+  const int64_t tiles = model.most([&](const LayerGeometry& layer) {
+    return layer.kv_heads * (max_tokens * layer.group_size() / kTileRows + blocks + 1);
+  });
+  dim_ = model.most([](const LayerGeometry& layer) { return layer.value_dim; });
   tasks_.reserve(static_cast<size_t>(tiles + kTargetTasks));
   states_.reset(new float[static_cast<size_t>((kMostStates + threads) * kTileRows * (dim_ + 2))]);
 }
