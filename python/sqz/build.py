@@ -79,8 +79,8 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
         front = [stack.enter_context(sqz.Index(one)) for one in after]
         made = stack.enter_context(Build(
             path, description, tokens, levels=levels, rows=rows, tokenizer_hash=digest,
-            chat=chat or None, gpu=gpu, state=layers.states if any(layers.states) else None, replace=overwrite, after=[one.info.context_id for one in front] or None,
-            **options))
+            chat=chat or None, gpu=gpu, replace=overwrite, after=[one.info.context_id for one in front] or None,
+            state=layers.states if any(layers.states) else None, **options))
         if front:  # RoPE is about differences: the new tokens begin with 0, and what is in front stands before that
             behind = FixedContext(model, front, tokenizer=tokenizer, selector="dense", _from_zero=True)
             attention = stack.enter_context(behind)._attend

@@ -1,4 +1,4 @@
-"""Tiny models of the architectures that are served, their answers over a whole context, and README.md's table of them."""
+"""Tiny models of the architectures that are served, their answers over a whole context, and README.md's table."""
 
 import contextlib
 import math
@@ -29,8 +29,8 @@ KDA = {**MLA, **EXPERTS, "layer_types": ["linear_attention", "full_attention"] *
 CHUNKED = {"intermediate_size_mlp": 96, "num_local_experts": 2, "floor_scale": 64}
 VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "num_position_embeddings": 16}
 
-# The rows of README.md's table: (family, layers, GPU, vLLM, {model type: configuration}). What follows a slash tells two
-# models of one type apart. GPU and vLLM: what was run there.
+# The rows of README.md's table: (family, layers, GPU, vLLM, {model type: configuration}). What follows a slash tells
+# two models of one type apart. GPU and vLLM: what was run there.
 FAMILIES = [
     ("Llama, Mistral, Qwen2, Qwen3", "full", "", "0.25.1 on an H200",
      {"llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {}, "qwen3_moe": {**EXPERTS, "num_attention_heads": 32}}),
@@ -38,7 +38,8 @@ FAMILIES = [
      {"qwen3_5_text": DELTA, "qwen3_5_moe_text": {**DELTA, **EXPERTS}, "qwen3_next": {**DELTA, **EXPERTS},
       "olmo_hybrid": DELTA, "qwen3_5": {"text_config": DELTA, "vision_config": VISION}}),
     ("gpt-oss, Granite SWA", "sliding and full, with sinks", "", "",
-     {"gpt_oss": {**SLIDING, **EXPERTS}, "granite_swa": SLIDING, "granitemoe_swa": {**SLIDING, **EXPERTS}}),
+     {"gpt_oss": {**SLIDING, **EXPERTS}, "granite_swa": {**SLIDING, "attention_multiplier": 0.25},
+      "granitemoe_swa": {**SLIDING, **EXPERTS, "attention_multiplier": 0.25}}),
     ("Gemma 3, 3n and 4", "sliding, full of another shape, shared keys", "", "",
      {"gemma3_text": SLIDING, "gemma3n_text": SHARED, "gemma4_text": {
          **SLIDING, "global_head_dim": 512, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
@@ -105,6 +106,8 @@ def make(name, window, width=64):
     torch.manual_seed(1)
     auto = transformers.AutoModelForImageTextToText if "vision_config" in given else transformers.AutoModelForCausalLM
     model = auto.from_config(config).eval()
+    for parameter in (value for key, value in model.named_parameters() if key.endswith("sinks")):
+        torch.nn.init.uniform_(parameter, 8, 16)  # about as much as all keys together
     model.generation_config.eos_token_id = None  # answers have all their tokens
     model.generation_config.pad_token_id = 0
     return model
@@ -117,7 +120,8 @@ def ask(model, ids, **options):
 
 
 def whole_answers(model, context, questions, dtype=torch.float16):
-    """The same over the whole context [1, tokens], its keys and values rounded as in the index."""
+    """The same over the whole context [1, tokens], its keys and values rounded as in the index; and the logits that
+    they were chosen from, [answer tokens, questions, vocabulary]."""
     tokens, cache = context.shape[1], transformers.DynamicCache(config=model.config)
     with torch.inference_mode(), plain_attention(model, tokens, dtype):
         model(context, past_key_values=cache, position_ids=torch.arange(tokens, device=context.device)[None],
@@ -130,7 +134,19 @@ def whole_answers(model, context, questions, dtype=torch.float16):
                 for place, state in getattr(layer, name, {}).items():
                     if state is not None:
                         getattr(layer, name)[place] = state.repeat_interleave(len(questions), 0)
-        return ask(model, torch.cat([context.expand(len(questions), -1), questions], 1), past_key_values=cache)
+        whole = torch.cat([context.expand(len(questions), -1), questions], 1)
+        found = model.generate(whole, attention_mask=torch.ones_like(whole), max_new_tokens=ANSWER, do_sample=False,
+                               past_key_values=cache, return_dict_in_generate=True, output_logits=True)
+    return found.sequences[:, whole.shape[1]:].tolist(), torch.stack(found.logits).float()
+
+
+def count_equal(found, expected, logits):
+    """The answers that are equal in all tokens, or up to one that was as good as the other to float32's rounding."""
+    count = 0
+    for row, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        place = next((place for place in range(len(theirs)) if ours[place] != theirs[place]), None)
+        count += place is None or bool(logits[place, row, theirs[place]] - logits[place, row, ours[place]] < 2e-3)
+    return count
 
 
 @contextlib.contextmanager

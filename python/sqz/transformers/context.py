@@ -134,9 +134,9 @@ class FixedContext:
         odd = next((number for number, layer in enumerate(self._layers.all)
                     if layer.chunk or self._layers.states[number]), None)
         if several and odd is not None:
-            raise ValueError(f"layer {odd} of {type(self._model).__name__} keeps "
-                             f"{'a state' if self._layers.states[odd] else 'chunks'}: such a model follows one context, "
-                             "the same in all rows of a batch")
+            kept = "a state" if self._layers.states[odd] else "chunks"
+            raise ValueError(f"layer {odd} of {type(self._model).__name__} keeps {kept}: such a model follows one "
+                             "context, the same in all rows of a batch")
 
     def _new_session(self, indexes: list[sqz.Index]) -> sqz.Session:
         """On the model's device, with the indexes there."""
@@ -293,8 +293,8 @@ class FixedContext:
         if cache.has_previous_state(first):
             return
         if real is not None:
-            raise ValueError(f"{type(self._model).__name__}: found padding, expected requests of one length in a batch: "
-                             "a layer with a state takes padding for tokens")
+            raise ValueError(f"{type(self._model).__name__}: found padding, expected requests of one length in a "
+                             "batch: a layer with a state takes padding for tokens")
         put_states(cache, self._states, batch)
 
     def _attend(self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,

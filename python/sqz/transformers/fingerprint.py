@@ -58,9 +58,9 @@ def _geometry(layer: Layer, usual: Layer) -> dict[str, Any] | None:
         return {"kind": "shared", "of": layer.of}
     if not layer.query_heads:
         return {"kind": layer.kind}
-    given = {name: (getattr(layer, field), getattr(usual, field)) for name, field in (
-        ("query_heads", "query_heads"), ("kv_heads", "kv_heads"), ("head_dim", "head_dim"), ("attention_scale", "scale"))}
-    given |= {"value_dim": (layer.value_dim, layer.head_dim), "chunk": (layer.chunk, 0)}
+    given = {name: (getattr(layer, name), getattr(usual, name)) for name in ("query_heads", "kv_heads", "head_dim")}
+    given |= {"attention_scale": (layer.scale, usual.scale), "value_dim": (layer.value_dim, layer.head_dim),
+              "chunk": (layer.chunk, 0)}
     entry = {name: found for name, (found, expected) in given.items() if found != expected}
     return {"kind": layer.kind, **entry} if entry else None
 

@@ -71,8 +71,8 @@ def look(model: PreTrainedModel) -> Layers:
         cached = cache.layers[number] if number < len(cache.layers) else None
         if cached is not None and (type(cached).__module__ != DynamicCache.__module__ or
                                    hasattr(cached, "update_indexer")):
-            raise ValueError(f"layer {number} of {name} ({kind}): its cache is a {type(cached).__name__}, expected keys "
-                             "and values, conv_states or recurrent_states")
+            raise ValueError(f"layer {number} of {name} ({kind}): its cache is a {type(cached).__name__}, expected "
+                             "keys and values, conv_states or recurrent_states")
         if number not in found and not states[number] and kind not in ("moe", "mlp"):
             raise ValueError(f"layer {number} of {name} ({kind}) neither calls the attention function of "
                              "AttentionInterface nor keeps its state in its layer of the cache")

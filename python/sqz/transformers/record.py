@@ -20,8 +20,8 @@ def record(model: PreTrainedModel, layers: Layers, tokens: np.ndarray, queries: 
     take(layer, keys, values, queries) is called in order for each layer that has keys: keys [KV heads, tokens,
     head_dim], values [KV heads, tokens, value_dim], and the last `queries` queries [query heads, queries, head_dim],
     after RoPE, on the model's device and in its dtype; of a sliding or chunked layer the last keys and values, those
-    that the next token sees and perhaps one more, and no queries. They are valid during the call. attention: the function of the layers, None = dense.
-    ValueError for a model that an index cannot serve.
+    that the next token sees and perhaps one more, and no queries. They are valid during the call. attention: the
+    function of the layers, None = dense. ValueError for a model that an index cannot serve.
     """
     decoder, count = decoder_of(model), len(tokens)
     waiting = [number for number, layer in enumerate(layers.all) if layer.kind not in ("state", "none")]

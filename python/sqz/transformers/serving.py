@@ -26,7 +26,7 @@ class Piece:
 class Rows:
     index: torch.Tensor | None  # of the rows that are tokens; None: all
     pieces: list[Piece]
-    positions: list[int] | None  # of those rows, if they are needed
+    positions: list[int] | torch.Tensor | None  # of those rows, if they are needed
 
 
 def real_tokens(mask: torch.Tensor | None, tokens: int) -> torch.Tensor | None:
@@ -68,7 +68,6 @@ class Serving:
     the batch; None: all have the first index.
     """
 
-
     def __init__(self, session: sqz.Session, options: dict[str, Any], needs_positions: bool) -> None:
         self._session, self._needs_positions = session, needs_positions
         self._block = options.get("block") or 0
@@ -93,10 +92,11 @@ class Serving:
         real = real_tokens(mask, tokens) if tokens > 1 else None
         index = None if real is None else real.flatten().nonzero().flatten()
         lengths = [tokens] * batch if real is None else real.sum(1).tolist()
-        found = None
+        found: list[int] | torch.Tensor | None = None
         if self._needs_positions:
             flat = positions.expand(batch, tokens).flatten()
-            found = (flat if index is None else flat[index]).tolist()
+            flat = flat if index is None else flat[index]
+            found = flat if flat.is_cuda and self._session.index.info.partition != "buckets" else flat.tolist()
         self._rows = Rows(index, cut(lengths, self._most if tokens == 1 else self._most_of_request, self._block), found)
 
     def _contexts_of(self, owners: tuple[int, ...]) -> sqz.Contexts | None:
