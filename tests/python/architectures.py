@@ -24,8 +24,8 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_g
          "mamba_expand": 2, "mamba_d_ssm": 128, "hidden_size": 64, "head_dim": 16}
 CONV = {"layer_types": ["conv", "conv", "full_attention", "conv"]}
 MLA = {**EQUAL, "head_dim": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
-KDA = {**MLA, **EXPERTS, "layer_types": ["linear_attention", "full_attention"] * 2, "linear_head_dim": 16,
-       "linear_num_heads": 4}
+KDA = {**MLA, **EXPERTS, "n_group": 1, "topk_group": 1, "layer_types": ["linear_attention", "full_attention"] * 2,
+       "linear_head_dim": 16, "linear_num_heads": 4}
 CHUNKED = {"intermediate_size_mlp": 96, "num_local_experts": 2, "floor_scale": 64}
 VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "num_position_embeddings": 16}
 
@@ -59,10 +59,12 @@ FAMILIES = [
       "exaone4": SLIDING, "exaone_moe": {**SLIDING, **EXPERTS}, "afmoe": {**SLIDING, **EXPERTS}}),
     ("Cohere 2, OLMo 3, Ministral 3, SmolLM3", "sliding and full", "", "",
      {"cohere2": SLIDING, "olmo3": SLIDING, "ministral3": {}, "smollm3": {}}),
-    ("Kimi Linear", "KDA, latent attention", "", "", {"kimi_linear": KDA, "kimi_linear/q": {**KDA, "q_lora_rank": 32}}),
+    ("Kimi Linear, Bailing Hybrid", "KDA, latent attention", "", "",
+     {"kimi_linear": KDA, "kimi_linear/q": {**KDA, "q_lora_rank": 32}, "bailing_hybrid": KDA}),
+    ("ZAYA", "full, each with a convolution", "", "", {"zaya": {"num_experts": 4, "num_experts_per_tok": 1}}),
     ("DeepSeek V3", "latent attention", "", "", {"deepseek_v3": {**MLA, **EXPERTS, "n_group": 1, "topk_group": 1}}),
-    ("LFM2, Jamba", "short convolutions or Mamba, full", "", "",
-     {"lfm2": CONV, "lfm2_moe": {**CONV, **EXPERTS}, "jamba": {
+    ("LFM2 and 3, Jamba", "short convolutions or Mamba, full", "", "",
+     {"lfm2": CONV, "lfm3": CONV, "lfm2_moe": {**CONV, **EXPERTS}, "jamba": {
          **EXPERTS, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 8, "use_mamba_kernels": False}}),
     ("Llama 4", "chunked, full without RoPE", "", "",
      {"llama4_text": CHUNKED, "llama4_text/q": {**CHUNKED, "num_attention_heads": 10}}),
