@@ -202,6 +202,10 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
     for (QmodelLayer& layer : c.qmodel.layers) {
       for (float& x : layer.hidden_weight) x *= wild / std::sqrt(static_cast<float>(dim));
       for (float& x : layer.output_weight) x *= 2 / std::sqrt(static_cast<float>(c.qmodel.hidden));
+      // A GPU rounds weights to float16.
+      for (auto* weights : {&layer.hidden_weight, &layer.output_weight}) {
+        for (float& x : *weights) x = gpu ? to_float(to_float16(x)) : x;
+      }
     }
     if (chance(30)) {
       c.model.rope = {.kind = RopeDescription::Kind::kYarn,
