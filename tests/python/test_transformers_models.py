@@ -60,9 +60,9 @@ def test_a_state_goes_on_in_every_cache(hybrid):
         cache = transformers.DynamicCache(config=model.config)
         parts = [model(part, past_key_values=cache).logits for part in question.split(5, 1)]
         torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-3, rtol=1e-3)
-        assert a.ask(model, question, num_beams=2) == a.ask(model, question, num_beams=2)
-        whole = a.ask(model, question)
-        assert a.ask(model, question, prefill_chunk_size=5) == whole
+        beams = a.ask(model, question, num_beams=2)
+        assert a.ask(model, question, prefill_chunk_size=5) == a.ask(model, question)
+    assert beams == a.ask(model, torch.cat([torch.arange(3, 203)[None], question], 1), num_beams=2)
 
 
 def test_what_a_state_refuses(hybrid, tmp_path):

@@ -196,8 +196,8 @@ class FixedContext:
         """Changes the model; the stack undoes it."""
         model, decoder = self._model, self._decoder
         self._chunks = any(layer.chunk for layer in self._layers.all)
-        self._windows = any(layer.window for layer in self._layers.all)
-        needs_positions = self._chunks or self._windows or self._info.partition == "buckets"
+        needs_positions = (any(layer.window or layer.chunk for layer in self._layers.all) or
+                           self._info.partition == "buckets")
         self._serving = Serving(self._session, self._options, needs_positions)
         self._mask: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
@@ -263,10 +263,10 @@ class FixedContext:
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
         cache = kwargs.get(cache_argument(decoder))
         mask = mask.get("full_attention") if isinstance(mask, dict) else mask
-        if getattr(cache, "is_compileable", False) and (
-                self._chunks or self._windows and self._device.type == "cuda"):
-            raise ValueError(f"{type(cache).__name__}: layers with a window or chunks need a dynamic cache"
-                             f"{'' if self._chunks else ' on a GPU'}: leave cache_implementation out")
+        buckets = self._info.partition == "buckets" and self._device.type == "cuda"
+        if (self._chunks or buckets) and getattr(cache, "is_compileable", False):
+            raise ValueError(f"{type(cache).__name__}: {'buckets on a GPU' if buckets else 'layers with chunks'} need a "
+                             "dynamic cache: leave cache_implementation out")
         if any(self._states) and not torch.compiler.is_compiling():
             if cache is None:  # also a pass without one continues the context's state
                 cache = kwargs[cache_argument(decoder)] = new_cache(self._model)
@@ -329,9 +329,9 @@ class FixedContext:
         own, own_lse = own_state(query, key, value, bias, 1 / math.sqrt(dim) if scaling is None else scaling)
         rows = query.reshape(batch, heads, dim) if tokens == 1 else rows_of(query)
         if torch.compiler.is_compiling():
-            torch.ops.sqz.add_context(rows, own, own_lse, layer, tokens, self._serving.number)
+            torch.ops.sqz.add_context(rows, own, own_lse, layer, tokens, self._positions, self._serving.number)
         else:
-            self._serving.add(rows, own, own_lse, layer, tokens)
+            self._serving.add(rows, own, own_lse, layer, tokens, self._positions)
         return with_sinks(own, own_lse, options.get("s_aux")).view(batch, tokens, heads, value.shape[3]), None
 
     def _chunk_mask(self, layer: sqz.Layer, keys: int) -> torch.Tensor:

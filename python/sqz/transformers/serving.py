@@ -84,20 +84,23 @@ class Serving:
         """Before the layers of a forward pass. mask: as real_tokens() takes it; positions: [batch or 1, tokens]."""
         if contexts != self.contexts:
             self.contexts, self._made = contexts, {}
-        if tokens > 1 or self._needs_positions:
+        if tokens > 1:
             self._find_rows(batch, tokens, mask, positions)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _find_rows(self, batch: int, tokens: int, mask: torch.Tensor | None, positions: torch.Tensor) -> None:
-        real = real_tokens(mask, tokens) if tokens > 1 else None
+        real = real_tokens(mask, tokens)
         index = None if real is None else real.flatten().nonzero().flatten()
         lengths = [tokens] * batch if real is None else real.sum(1).tolist()
-        found: list[int] | torch.Tensor | None = None
-        if self._needs_positions:
-            flat = positions.expand(batch, tokens).flatten()
-            flat = flat if index is None else flat[index]
-            found = flat if flat.is_cuda and self._session.index.info.partition != "buckets" else flat.tolist()
-        self._rows = Rows(index, cut(lengths, self._most if tokens == 1 else self._most_of_request, self._block), found)
+        flat = positions.expand(batch, tokens).flatten()
+        self._rows = Rows(index, cut(lengths, self._most_of_request, self._block),
+                          self._needed(flat if index is None else flat[index]))
+
+    def _needed(self, positions: torch.Tensor) -> list[int] | torch.Tensor | None:
+        if not self._needs_positions:
+            return None
+        stays = positions.is_cuda and self._session.index.info.partition != "buckets"
+        return positions.contiguous() if stays else positions.tolist()
 
     def _contexts_of(self, owners: tuple[int, ...]) -> sqz.Contexts | None:
         """Made once for the layers of a pass."""
@@ -107,15 +110,16 @@ class Serving:
             self._made[owners] = sqz.Contexts([self.contexts[owner] for owner in owners])
         return self._made[owners]
 
-    def add(self, rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int) -> None:
+    def add(self, rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int,
+            positions: torch.Tensor) -> None:
         """Merges the state over the context into own and own_lse.
 
         rows: [batch * tokens, query heads, head_dim]; own: [batch * tokens, query heads, value_dim]; own_lse: [batch *
-        tokens, query heads].
+        tokens, query heads]; positions: [batch or 1, tokens].
         """
         plan = self._rows
-        if tokens == 1 and not self._needs_positions:
-            plan = Rows(None, cut([1] * len(rows), self._most, 0), None)
+        if tokens == 1:
+            plan = Rows(None, cut([1] * len(rows), self._most, 0), self._needed(positions.expand(len(rows), 1)[:, 0]))
         if plan.index is None:
             self._add_pieces(plan, rows.contiguous(), own, own_lse, layer)
             return
@@ -134,6 +138,6 @@ class Serving:
 
 @torch.library.custom_op("sqz::add_context", mutates_args=("own", "own_lse"))  # type: ignore[untyped-decorator]
 def add_context(rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int,
-                serving: int) -> None:
+                positions: torch.Tensor, serving: int) -> None:
     """Serving.add() for torch.compile."""
-    _servings[serving].add(rows, own, own_lse, layer, tokens)
+    _servings[serving].add(rows, own, own_lse, layer, tokens, positions)
