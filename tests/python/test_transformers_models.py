@@ -1,7 +1,7 @@
 """Dense sessions give the greedy tokens of the whole context for each architecture, and README.md says so."""
 
 import pytest
-from transformers_support import ROOT, build, load, torch, transformers
+from transformers_support import BOOK, NANO, ROOT, build, load, torch, transformers
 
 import architectures as a
 import sqz
@@ -63,6 +63,22 @@ def test_a_state_goes_on_in_every_cache(hybrid):
         beams = a.ask(model, question, num_beams=2)
         assert a.ask(model, question, prefill_chunk_size=5) == a.ask(model, question)
     assert beams == a.ask(model, torch.cat([torch.arange(3, 203)[None], question], 1), num_beams=2)
+
+
+def test_a_budget_of_full_layers(tmp_path, monkeypatch):
+    """Behind layers with a state, which neither calibrate nor are counted."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(NANO)
+    more = {"vocab_size": len(tokenizer), "max_position_embeddings": 8192}
+    monkeypatch.setitem(a.MODELS, "qwen3_5_text", {**a.MODELS["qwen3_5_text"], **more})
+    model = a.make("qwen3_5_text", 0)
+    index = sqz.build(model, tokenizer, BOOK, tmp_path / "a.sqz", max_tokens=5000)
+    prompt = "Who is the Count?"
+    result = sqz.calibrate(index, model, tokenizer, [prompt], answer_tokens=3)
+    assert result["queries"] == 3 + len(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+    with sqz.transformers.FixedContext(model, index, tokenizer=tokenizer, budget=0.25, threads=1) as fixed:
+        a.ask(model, torch.arange(10, 22)[None])
+        assert fixed.stats().delivered_budget == pytest.approx(0.25, abs=0.02)
+        assert fixed.stats(0).selections == 0 < fixed.stats(3).selections
 
 
 def test_what_a_state_refuses(hybrid, tmp_path):
