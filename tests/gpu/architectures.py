@@ -16,10 +16,9 @@ import torch
 import transformers
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
-import architectures as a  # noqa: E402
-
-import sqz  # noqa: E402
-import sqz.transformers  # noqa: E402
+import architectures as a
+import sqz
+import sqz.transformers
 
 
 def logits_of(model, ids, context=None):

@@ -68,8 +68,8 @@ FAMILIES = [
          **EXPERTS, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 8, "use_mamba_kernels": False}}),
     ("Llama 4", "chunked, full without RoPE", "", "",
      {"llama4_text": CHUNKED, "llama4_text/q": {**CHUNKED, "num_attention_heads": 10}}),
-    ("Apertus, Arcee, Cohere, Ernie 4.5, Gemma, GLM, GPT-2, GPT-NeoX, Granite, Helium, Mixtral, OLMo, Persimmon, Phi, "
-     "Starcoder2 and more", "full", "", "",
+    (("Apertus, Arcee, Cohere, Ernie 4.5, Gemma, GLM, GPT-2, GPT-NeoX, Granite, Helium, Mixtral, OLMo, Persimmon, Phi, "
+      "Starcoder2 and more"), "full", "", "",
      {"apertus": {}, "arcee": {}, "cohere": {}, "ernie4_5": {}, "gemma": {}, "glm": {}, "glm4": {}, "gpt_neox": EQUAL,
       "gpt2": {**EQUAL, "n_positions": 1024}, "granite": {"attention_multiplier": 0.2}, "helium": {}, "mixtral": {},
       "nemotron": {}, "olmo": {}, "olmo2": {}, "olmoe": {}, "persimmon": EQUAL, "phi": {}, "phi3": {}, "stablelm": {},

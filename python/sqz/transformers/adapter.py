@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
