@@ -4,6 +4,7 @@
 #include <list>
 #include <string>
 
+#include "libruntime/kernels/cuda/common/head_dims.h"
 #include "tests/libruntime/cuda/serving.h"
 
 namespace sqz::cuda::test {
@@ -74,7 +75,8 @@ inline double compare(const Served& served, const SelectionRequest& selection,
     const auto expected = testing::attend(*both.cpu, layer, queries, call.options());
     EXPECT_TRUE(expected.ok()) << expected.status().message();
     Limits limits;
-    if (dtype != DType::kF32 && tokens > 1) {
+    // The kernels for single tokens, which not all dimensions have, round no weights.
+    if (dtype != DType::kF32 && (tokens > 1 || !is_kernel_dim(served.options.head_dim))) {
       limits = {6e-3 * rounding, 3e-3 * rounding, 1e-3 * rounding, 1e-4 * rounding, how.lse_slack};
     }
     expect_within(limits, call.output(), *expected, served.options.head_dim);
