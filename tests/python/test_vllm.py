@@ -414,11 +414,14 @@ def test_what_an_engine_cannot_do_is_refused(changes, sentence):
 def test_a_usual_engine_is_not_refused():
     startup.refuse(engine(), INFO, False, Options("a.sqz"))
     startup.refuse(engine(max_model_len=24768, ranks=2, attention_config__backend=None), INFO, True, Options("a.sqz"))
+    startup.refuse(engine(model_config__get_sliding_window=lambda: 64,
+                          model_config__hf_text_config__layer_types=["sliding_attention"]), INFO, True, Options("a.sqz"))
 
 
 def test_a_layer_of_another_kind_is_refused():
     usual = {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": "auto"}
     context.refuse_layer(4, 64, 0.125, 2, **usual)
+    context.refuse_layer(4, 64, 0.125, 2, **usual | {"sliding_window": 64}, sinks=torch.zeros(4), on_cpu=True)
     for more in ({"sliding_window": 64}, {"alibi_slopes": [1.0]}, {"logits_soft_cap": 30.0}, {"sinks": torch.zeros(4)},
                  {"attn_type": "encoder"}, {"kv_sharing_target_layer_name": "a"}):
         with pytest.raises(ValueError, match="a layer has"):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: examples/vllm/install makes an environment that has it")
+import architectures
 from transformers_support import BOOK, NANO, ROOT, answers, load, torch, transformers, whole_answers
 from vllm.platforms import current_platform
 
@@ -135,6 +136,20 @@ def test_contexts_are_never_mixed(tmp_path):
     for answer, sentence in zip(found[-3:], ("which is not in the server's library", "without ..", "SQZ_MEMORY"), strict=True):
         assert sentence in answer
     assert counted["requests"] == 120 and counted["fetches"] > 24 and counted["evictions"] >= counted["fetches"] - 5
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text"])  # windows, and sinks in the first
+def test_layers_with_windows_and_sinks(name, tmp_path):
+    architectures.make(name, 24, width=256).save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    model.generation_config.update(eos_token_id=None, pad_token_id=0)
+    torch.manual_seed(3)
+    context, questions = torch.randint(3, 320, (1, 200)), torch.randint(3, 320, (4, 12))
+    expected, logits = architectures.whole_answers(model, context, questions)
+    sqz.build(model, None, context, tmp_path / "context.sqz", rows="f16")
+    output, rounds = run({"SQZ_INDEX": str(tmp_path / "context.sqz"), "SQZ_SELECTOR": "dense"}, questions.tolist(),
+                         model=str(tmp_path), skip_tokenizer_init=True, max_model_len=256)
+    assert [architectures.count_equal(found, expected, logits) for found in rounds] == [4, 4], output
 
 
 @pytest.mark.parametrize("capability, found", [(90, True), (80, False)])

@@ -36,6 +36,8 @@ class Table:
             self.session = sqz.Session(first, max_tokens=config.scheduler_config.max_num_batched_tokens,
                                        max_contexts=MOST_CONTEXTS if options.contexts else 1, **self._where,
                                        **options.session, **self._graphs(options, config))
+        self.tokens = first.info.tokens
+        self.windows = any(one.window or one.chunk for one in first.layers)
         self._indexes: dict[int, sqz.Index] = {0: first}
         self._loading: dict[int, threading.Thread] = {}
         self._failed: dict[int, str] = {}
@@ -92,18 +94,21 @@ class Table:
             index.unload(self._where["device"])
 
     def add(self, layer: str, query: torch.Tensor, output: torch.Tensor, lse: torch.Tensor, indptr: list[int],
-            contexts: sqz.Contexts | sqz.DeviceContexts | None) -> None:
+            contexts: sqz.Contexts | sqz.DeviceContexts | None, positions: list[int] | None = None,
+            sinks: torch.Tensor | None = None) -> None:
         """Merges the attention over the contexts into (output, lse), the attention over what follows them.
 
         layer: its name in vLLM, "model.layers.3.self_attn.attn". query, output: [tokens, heads, head_dim], which may
         be more tokens than the requests have: those are left alone. lse: [tokens, heads] float32, natural logarithm,
         any strides. indptr: the requests' first tokens, and the end of the last. contexts: of the requests; None: the
-        first index. DeviceContexts: each request has one token.
+        first index. DeviceContexts: each request has one token. positions: of the tokens, where layers have windows.
+        sinks: [heads] float32, of this layer, if (output, lse) are without them.
         """
         tokens = indptr[-1]
         out, out_lse = self.session.attend(number_of(layer), query[:tokens].contiguous(), contexts=contexts,
-                                           indptr=None if isinstance(contexts, sqz.DeviceContexts) else indptr)
-        sqz.merge_states(output[:tokens], lse[:tokens], out, out_lse)
+                                           indptr=None if isinstance(contexts, sqz.DeviceContexts) else indptr,
+                                           positions=positions)
+        sqz.merge_states(output[:tokens], lse[:tokens], out, out_lse, sinks)
 
 
 def in_graphs(options: Options) -> bool:
@@ -140,11 +145,12 @@ def table() -> Table:
 def refuse_layer(num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: Any,
                  sliding_window: int | None, kv_cache_dtype: str, logits_soft_cap: float | None = None,
                  attn_type: str = "decoder", kv_sharing_target_layer_name: str | None = None,
-                 sinks: Any = None) -> None:
+                 sinks: Any = None, *, on_cpu: bool = False) -> None:
     """Takes what vLLM gives to an AttentionImpl. Raises ValueError for a layer whose attention over the context is not
-    softmax(scale * q.k) over all keys."""
-    for found, what in ((sliding_window, "a sliding window"), (alibi_slopes is not None, "ALiBi"),
-                        (logits_soft_cap, "a soft cap on its logits"), (sinks is not None, "attention sinks"),
+    softmax(scale * q.k) over all keys; on a CPU it may have a window and sinks."""
+    for found, what in ((sliding_window and not on_cpu, "a sliding window"), (alibi_slopes is not None, "ALiBi"),
+                        (logits_soft_cap, "a soft cap on its logits"),
+                        (sinks is not None and not on_cpu, "attention sinks"),
                         (kv_sharing_target_layer_name, "another layer's keys"),
                         (attn_type != "decoder", f"attention of type {attn_type}")):
         if found:

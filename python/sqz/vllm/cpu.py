@@ -19,7 +19,7 @@ class Builder(runner.Requests, CPUAttentionMetadataBuilder):  # type: ignore[mis
 class Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        context.refuse_layer(*arguments, **named)
+        context.refuse_layer(*arguments, **named, on_cpu=True)
         self.table = context.table()
 
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
@@ -36,8 +36,10 @@ class Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
         lse = torch.empty(query.shape[:2], dtype=torch.float32)
         for request, (first, last) in enumerate(pairwise(indptr)):
             output[first:last], lse[first:last] = plain_cache.attend(
-                query[first:last], kv_cache, attn_metadata.block_table[request], lengths[request], self.scale)
-        self.table.add(layer.layer_name, query, output, lse, indptr, attn_metadata.contexts)
+                query[first:last], kv_cache, attn_metadata.block_table[request], lengths[request], self.scale,
+                max(0, self.sliding_window))
+        self.table.add(layer.layer_name, query, output, lse, indptr, attn_metadata.contexts, attn_metadata.positions,
+                       None if self.sinks is None else self.sinks.detach().float())
         return output
 
 

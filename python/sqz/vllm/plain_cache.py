@@ -27,17 +27,21 @@ def store(kv_cache: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value:
 
 
 def attend(query: torch.Tensor, kv_cache: torch.Tensor, blocks: torch.Tensor, length: int,
-           scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention of a request's last tokens over all of its tokens.
+           scale: float, window: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of a request's last tokens over all of its tokens, or over the `window` that end with each.
 
     query: [tokens, heads, head_dim]. kv_cache: as in store(). blocks: the request's block numbers, in order, at least
     as many as its `length` tokens fill. Returns (out as query, lse [tokens, heads] float32, natural logarithm).
     """
     tokens, heads, _ = query.shape
-    used = blocks[:-(-length // kv_cache.shape[2])]
-    rows = kv_cache[used].transpose(0, 1).flatten(1, 2)[:, :length]  # [KV heads, length, 2 * head_dim]
+    first = max(0, length - tokens + 1 - window) if window else 0  # blocks of tokens before may be another request's
+    size = kv_cache.shape[2]
+    rows = kv_cache[blocks[first // size:-(-length // size)]].transpose(0, 1).flatten(1, 2)
+    rows = rows[:, first % size:length - first // size * size]  # [KV heads, tokens from `first` on, 2 * head_dim]
     keys, values = rows[None].chunk(2, dim=-1)
-    bias = None
-    if 1 < tokens < length:
-        bias = query.new_full((tokens, length), -math.inf).triu(length - tokens + 1).expand(1, heads, tokens, length)
+    bias, seen = None, length - first
+    if tokens > 1 and (tokens < length or 0 < window < length):
+        behind = torch.arange(seen - tokens, seen)[:, None] - torch.arange(seen)  # how far a key is behind its query
+        hidden = behind < 0 if window == 0 else (behind < 0) | (behind >= window)
+        bias = query.new_zeros(tokens, seen).masked_fill(hidden, -math.inf).expand(1, heads, tokens, seen)
     return own_state(query[None].transpose(1, 2), keys, values, bias, scale)

@@ -52,6 +52,8 @@ def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool, options: Options) -> 
     parallel, backend = config.parallel_config, config.attention_config.backend
     window, ranks = model.get_sliding_window(), parallel.tensor_parallel_size
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    if on_cpu:
+        kinds.discard("sliding_attention")
     tokens = info.tokens if options.index else 0
     positions, longest = max_positions(text), tokens + model.max_model_len
     cache_type, name = config.cache_config.cache_dtype, "not given" if backend is None else backend.name
@@ -60,7 +62,7 @@ def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool, options: Options) -> 
          "build the index with clusters or pages"),
         (model.use_mla, "the model has latent attention (MLA)", "expected keys and values of each KV head"),
         (bool(kinds), f"the model has layers of {' and '.join(sorted(kinds))}", "expected full_attention only"),
-        (window is not None, f"the model has a sliding window of {window} tokens", "expected full attention"),
+        (window is not None and not on_cpu, f"the model has a sliding window of {window} tokens", "expected full attention"),
         (getattr(text, "attn_logit_softcapping", None) is not None, "the model has a soft cap on its logits",
          "expected none"),
         (0 < positions < longest, f"the context has {tokens} tokens and --max-model-len is {model.max_model_len}, "
