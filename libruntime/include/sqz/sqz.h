@@ -173,9 +173,8 @@ typedef struct sqz_index_info {
 SQZ_API sqz_status sqz_index_describe(const sqz_index* index, sqz_index_info* info);
 
 typedef enum sqz_layer_kind {
-  SQZ_LAYER_FULL = 0, /* serves every token of the context */
-  SQZ_LAYER_RECENT =
-      1, /* a sliding or chunked layer: it holds the last tokens, and reads them all */
+  SQZ_LAYER_FULL = 0,   /* serves every token of the context */
+  SQZ_LAYER_RECENT = 1, /* sliding or chunked: it holds the last tokens, and reads them all */
   SQZ_LAYER_STATE = 2,  /* no keys: tensors of the engine's own cache, for sqz_index_state() */
   SQZ_LAYER_SHARED = 3, /* it is served, and counted in the stats, as layer `of` */
   SQZ_LAYER_NONE = 4    /* the index holds nothing of it */
@@ -354,10 +353,10 @@ typedef struct sqz_attend_args {
                                   each attends to slot 0. Without a context lse = -infinity and
                                   out = 0. Neighbours with equal contexts are served together */
   int64_t contexts_each;       /* 1 to max_contexts; 0 = 1 */
-  const int64_t*
-      device_positions; /* CUDA: [T] as positions, in device memory and read on the stream,
-                           for recent layers: a captured call serves later positions. null
-                           = `positions`, which a captured call keeps. Never checked */
+  const int64_t* device_positions;    /* CUDA: [T] as positions, for recent layers, in device memory
+                                         and read on the stream: a captured call serves later ones.
+                                         null = `positions`, which a captured call keeps. Never
+                                         checked */
   const sqz_context* device_contexts; /* CUDA: [T, contexts_each] in device memory, in place of
                                          `contexts`: each token of q is a request, and indptr is
                                          null. Kernels read them, so that a captured graph serves
