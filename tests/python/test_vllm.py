@@ -22,7 +22,7 @@ transformers = pytest.importorskip("transformers", reason="sqz.vllm needs transf
 
 from sqz.transformers.fingerprint import fingerprint_of  # noqa: E402
 from sqz.vllm import context, frontend, plain_cache, runner, server, startup  # noqa: E402
-from sqz.vllm.leases import Leases  # noqa: E402
+from sqz.vllm.leases import Call, Leases, Resident  # noqa: E402
 
 NANO = Path(__file__).parents[2] / "examples/models/nano"
 HEADS = SEEDS / "buckets.sqz"  # 132 tokens, 2 layers, 4 query heads, 2 KV heads, head_dim 4
@@ -202,6 +202,17 @@ def test_leases_load_once_and_drop_the_longest_unused(folder):
         "requests": 5, "fetches": 3, "fetched_bytes": 3 * HEADS.stat().st_size, "evictions": 1, "fetch_seconds": 0}
     with pytest.raises(ValueError, match="found indexes of .* bytes, expected at most"):
         engine.acquire("a", "b", "sub/c")
+
+
+def test_a_slot_is_taken_once_it_is_empty(folder):
+    """Somebody else is about to empty slot 1."""
+    shutil.copy(HEADS, folder / "d.sqz")
+    leases = Engine(folder, contexts=2).leases
+    for slot, name in enumerate(("a", "b"), 1):
+        leases.resident[leases.library.file(name)] = Resident(slot, HEADS.stat().st_size, used=slot)
+    first, second = leases.acquire(["sub/c"]), leases.acquire(["d"])
+    assert [next(first), next(second)] == [Call("sqz_drop", (1,)), Call("sqz_drop", (2,))]
+    assert [one.slot for one in leases.resident.values()] == [0, 2]
 
 
 def test_documents_of_a_request_follow_each_other(folder):

@@ -84,6 +84,7 @@ class Leases:
     resident: dict[File, Resident] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     _clock: int = 0
+    _leaving: set[int] = field(default_factory=set)  # slots that somebody is about to empty
     _verified: set[File] = field(default_factory=set)
 
     def acquire(self, names: list[str] | None, counted: bool = True) -> Generator[Call | Work | Wait, Any, Lease]:
@@ -100,7 +101,7 @@ class Leases:
         self.counters.requests += counted * len(wanted)
         for file in wanted:
             if file not in self.resident:
-                taken = {one.slot for one in self.resident.values()}
+                taken = {one.slot for one in self.resident.values()} | self._leaving.difference(drops)
                 slot = next(slot for slot in range(SLOTS) if slot not in taken)
                 self.resident[file] = Resident(slot, file.bytes)
                 missing.append(file)
@@ -108,6 +109,7 @@ class Leases:
         try:
             for slot in drops:
                 yield Call("sqz_drop", (slot,))
+                self._leaving.discard(slot)
             for file in missing:
                 yield from self._load(file)
             for file in wanted:
@@ -117,6 +119,7 @@ class Leases:
                     raise error
             return self._lease(files)
         except BaseException:
+            self._leaving.difference_update(drops)
             self._leave(wanted)
             raise
 
@@ -145,7 +148,9 @@ class Leases:
             go.append(free.pop(0))
             held, count = held - go[-1].bytes, count - 1
         self.counters.evictions += len(go)
-        return [self.resident.pop(file).slot for file in go]
+        slots = [self.resident.pop(file).slot for file in go]
+        self._leaving.update(slots)
+        return slots
 
     def _load(self, file: File) -> Generator[Call | Work | Wait, Any, None]:
         """Opens and verifies a file, and has all workers put it into its slot. Its error is that of all who wait."""
