@@ -33,10 +33,7 @@ Widths widths_of(const ServedIndex& index) {
 Status check_alike(const CudaSession& session) {
   const ModelDescription& model = session.index().metadata().model;
   for (int64_t l = 0; l < model.layers; ++l) {
-    const LayerGeometry own = model.layer(l);
-    if (own.kind != LayerKind::kFull || own.head_dim != model.head_dim ||
-        own.value_dim != model.head_dim || own.kv_heads != model.kv_heads ||
-        own.query_heads != model.query_heads || own.attention_scale != model.attention_scale) {
+    if (!model.may_select(l) || model.layer(l).value_dim != model.head_dim) {
       return refuse(session, concat("layer ", l, " of its own geometry"), "full layers, all alike");
     }
   }

@@ -12,38 +12,23 @@ namespace sqz::cuda {
 template <int kDim>
 using Dim = std::integral_constant<int, kDim>;
 
-// f(Dim<dim>()) for the dimensions of all kernels; `otherwise` for others.
-template <class T, class Function>
-T for_dim(int64_t dim, T otherwise, const Function& f) {
-  switch (dim) {
-    case 64:
-      return f(Dim<64>());
-    case 96:
-      return f(Dim<96>());
-    case 128:
-      return f(Dim<128>());
-    case 256:
-      return f(Dim<256>());
-    default:
-      return otherwise;
-  }
+// f(Dim<dim>()) if `dim` is one of kDims, else `otherwise`.
+template <int... kDims, class T, class Function>
+T for_one_of(int64_t dim, T otherwise, const Function& f) {
+  static_cast<void>(((dim == kDims ? (otherwise = f(Dim<kDims>()), true) : false) || ...));
+  return otherwise;
 }
 
-// The same for the dimensions that the sm80 kernels have, too.
+// For the dimensions of all kernels.
+template <class T, class Function>
+T for_dim(int64_t dim, T otherwise, const Function& f) {
+  return for_one_of<64, 96, 128, 256>(dim, otherwise, f);
+}
+
+// For these and those that the sm80 kernels have, too.
 template <class T, class Function>
 T for_sm80_dim(int64_t dim, T otherwise, const Function& f) {
-  switch (dim) {
-    case 80:
-      return f(Dim<80>());
-    case 160:
-      return f(Dim<160>());
-    case 192:
-      return f(Dim<192>());
-    case 512:
-      return f(Dim<512>());
-    default:
-      return for_dim(dim, otherwise, f);
-  }
+  return for_one_of<64, 80, 96, 128, 160, 192, 256, 512>(dim, otherwise, f);
 }
 
 // f(Dim<dim>(), Dim<values>()) for the dimensions of keys and of values that the sm80 attention
