@@ -28,7 +28,7 @@ struct CapturePart {
   std::vector<int64_t> shape;
   const char* meaning;  // of the shape
 };
-// None of a layer without keys. tokens: those that a layer has.
+// A layer without keys has no parts. tokens: how many of them the layer has.
 std::vector<CapturePart> capture_parts(const CaptureInfo& info, int64_t layer, int64_t tokens);
 
 // An HDF5 identifier of any kind; negative means "none".

@@ -199,7 +199,7 @@ sqz_status sqz_build_add_layer(sqz_build* build, const sqz_tensor* keys, const s
           "keys: found on CUDA, expected on the CPU: no engine on a GPU builds this index");
     }
     const int device = on_gpu ? keys->device_id : -1;
-    // Of a recent layer the builder checks the number of tokens.
+    // The builder checks how many tokens a recent layer has.
     int64_t tokens = m.kind == sqz::LayerKind::kRecent ? -1 : build->tokens;
     SQZ_ASSIGN_OR_RETURN(const auto k, sqz::capi::check_tensor(
                                            keys, "keys", {m.kv_heads, tokens, m.head_dim}, device));

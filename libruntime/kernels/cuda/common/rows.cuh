@@ -94,7 +94,7 @@ __device__ __forceinline__ void multiply_rows(const QueryRows<kDim, kRows>& quer
   }
 }
 
-// Of a tile: query row lane / 4 + 8 part against row 2 (lane % 4) + i.
+// A lane has query row lane / 4 + 8 part of a tile against row 2 (lane % 4) + i.
 template <int kRows>
 __device__ __forceinline__ float product_of(const float (&d)[4], int part, int i) {
   return kRows == 8 ? d[i] + d[i + 2] : d[2 * part + i];

@@ -1,4 +1,4 @@
-// What kernels do with a row's layer.
+// Kernels list and copy a row's layer by these functions.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode/context_layer.h"

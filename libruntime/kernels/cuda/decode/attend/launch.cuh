@@ -21,6 +21,7 @@ auto attend_kernel(const AttendParams& params) {
   return params.own != nullptr ? decode_attend_kernel<Element, kDim, kRows, kCoded, true>
                                : decode_attend_kernel<Element, kDim, kRows, kCoded, false>;
 }
+
 template <int kDim, int kRows>
 Status launch_attend_rows(const AttendParams& params, cudaStream_t stream) {
   const bool bf16 = params.dtype == DType::kBF16;

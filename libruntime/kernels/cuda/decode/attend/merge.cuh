@@ -30,7 +30,7 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
   // The part of a result d[j] of an mma. Up to 8 rows are added up from two of its rows.
   __device__ static constexpr int part_of(int j) { return j / 2 % kParts; }
 
-  // Of a warp: query rows lane / 4 + 8 part.
+  // A lane of the warp has query rows lane / 4 + 8 part.
   struct State {
     float maximum[kParts], sum[kParts];  // sum over this lane's keys
     float out[kTilesOut][4];             // tile 8 h + j, column n: dimension 64 h + 8 n + j

@@ -32,7 +32,7 @@ struct CodedKey {
   float key_scale, value_scale;
 };
 
-// What a block reads of a segment.
+// A block reads this of a segment.
 template <int kDim, int kRows>
 struct AttendInput {
   QueryRows<kDim, kRows> queries;

@@ -29,7 +29,7 @@ struct LookupLevel {
   float threshold = 0;                // log2 T
 };
 
-// What is looked up in a layer of one context.
+// The lookup in a layer of one context reads this.
 struct LookupLayer {
   const uint32_t* wanted = nullptr;  // [Hkv] keys, or pages
   int32_t levels = 1;

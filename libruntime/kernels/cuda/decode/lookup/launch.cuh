@@ -27,6 +27,7 @@ auto lookup_kernel(const LookupParams& params) {
   return params.own != nullptr ? decode_lookup_kernel<Element, kDim, kRows, kBudget, true>
                                : decode_lookup_kernel<Element, kDim, kRows, kBudget, false>;
 }
+
 template <int kDim, int kRows>
 LookupLaunch lookup_rows(const LookupParams& params, int team) {
   const bool bf16 = params.dtype == DType::kBF16, budget = params.rule == LookupRule::kBudget;
@@ -37,6 +38,7 @@ LookupLaunch lookup_rows(const LookupParams& params, int team) {
   const int slice = static_cast<int>((params.width + team - 1) / team);
   return {kernel, slice, lookup_bytes<kDim, kRows>(team, slice, params.group, budget)};
 }
+
 template <int kDim>
 LookupLaunch lookup_of(const LookupParams& params, int team) {
   return params.group > 8 ? lookup_rows<kDim, 16>(params, team)
