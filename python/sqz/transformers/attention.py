@@ -60,19 +60,19 @@ def over_a_context(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
         rows, keys = slice(first, first + 1024), slice(max(0, first - most + 1), first + 1024)
         q, k, v = query[:, :, rows], key[:, :, keys], value[:, :, keys]
         places = torch.arange(tokens, device=query.device)
-        bias = additive_bias(seen(places[rows], places[keys], layer)[None, None], q, k)
+        bias = additive_bias(seen(places[rows], places[keys], layer.window, layer.chunk)[None, None], q, k)
         parts.append(with_sinks(*own_state(q, k, v, bias, layer.scale), sinks))
     return torch.cat(parts)[None]
 
 
-def seen(queries: torch.Tensor, keys: torch.Tensor, layer: Layer) -> torch.Tensor:
-    """Whether a query at a position sees a key: bool [..., queries, keys]."""
+def seen(queries: torch.Tensor, keys: torch.Tensor, window: int, chunk: int = 0) -> torch.Tensor:
+    """Whether a query at a position sees a key: bool [..., queries, keys]. window, chunk: of a Layer."""
     at, key = queries[..., :, None], keys[..., None, :]
     mask = key <= at
-    if layer.window:
-        mask &= key > at - layer.window
-    if layer.chunk:
-        mask &= key >= at - at % layer.chunk
+    if window:
+        mask &= key > at - window
+    if chunk:
+        mask &= key >= at - at % chunk
     return mask
 
 

@@ -338,7 +338,7 @@ class FixedContext:
         """[batch or 1, 1, tokens, keys]: transformers' own knows nothing of the context's tokens in the chunk."""
         last = self._positions[:, -1:]
         key = last + torch.arange(1 - keys, 1, device=last.device)
-        return (seen(self._positions, key, layer) & (key >= self._offset)[:, None])[:, None]
+        return (seen(self._positions, key, layer.window, layer.chunk) & (key >= self._offset)[:, None])[:, None]
 
     def _tempered(self, module: torch.nn.Module, query: torch.Tensor) -> torch.Tensor:
         """Llama 4 scales queries by the length of its cache, which does not hold the context."""

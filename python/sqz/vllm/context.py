@@ -36,7 +36,6 @@ class Table:
             self.session = sqz.Session(first, max_tokens=config.scheduler_config.max_num_batched_tokens,
                                        max_contexts=MOST_CONTEXTS if options.contexts else 1, **self._where,
                                        **options.session, **self._graphs(options, config))
-        self.tokens = first.info.tokens
         self.windows = any(one.window or one.chunk for one in first.layers)
         self._indexes: dict[int, sqz.Index] = {0: first}
         self._loading: dict[int, threading.Thread] = {}

@@ -6,11 +6,9 @@ vLLM's, so that its prefix cache, chunked prefill and reuse of blocks work as ev
 
 from __future__ import annotations
 
-import math
-
 import torch
 
-from sqz.transformers.attention import own_state
+from sqz.transformers.attention import additive_bias, own_state, seen
 
 
 def store(kv_cache: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -33,15 +31,14 @@ def attend(query: torch.Tensor, kv_cache: torch.Tensor, blocks: torch.Tensor, le
     query: [tokens, heads, head_dim]. kv_cache: as in store(). blocks: the request's block numbers, in order, at least
     as many as its `length` tokens fill. Returns (out as query, lse [tokens, heads] float32, natural logarithm).
     """
-    tokens, heads, _ = query.shape
+    tokens, queries = len(query), query[None].transpose(1, 2)
     first = max(0, length - tokens + 1 - window) if window else 0  # blocks of tokens before may be another request's
     size = kv_cache.shape[2]
     rows = kv_cache[blocks[first // size:-(-length // size)]].transpose(0, 1).flatten(1, 2)
     rows = rows[:, first % size:length - first // size * size]  # [KV heads, tokens from `first` on, 2 * head_dim]
     keys, values = rows[None].chunk(2, dim=-1)
-    bias, seen = None, length - first
+    bias = None
     if tokens > 1 and (tokens < length or 0 < window < length):
-        behind = torch.arange(seen - tokens, seen)[:, None] - torch.arange(seen)  # how far a key is behind its query
-        hidden = behind < 0 if window == 0 else (behind < 0) | (behind >= window)
-        bias = query.new_zeros(tokens, seen).masked_fill(hidden, -math.inf).expand(1, heads, tokens, seen)
-    return own_state(query[None].transpose(1, 2), keys, values, bias, scale)
+        places = torch.arange(first, length)
+        bias = additive_bias(seen(places[-tokens:], places, window)[None, None], queries, keys)
+    return own_state(queries, keys, values, bias, scale)

@@ -4,7 +4,6 @@ end load indexes."""
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from typing import Any
 
@@ -20,7 +19,6 @@ TOKENS = "sqz_tokens"  # of all its contexts
 SHARED = 8  # requests: more are served sooner by one reading of their context
 
 _step: list[list[tuple[int, int, int]]] | None = None  # (slot, offset, skip) of each request that the step serves
-_offsets: list[int] = []  # where what follows its contexts begins, for each
 
 
 def contexts_of(indptr: list[int]) -> sqz.Contexts | sqz.DeviceContexts | None:
@@ -46,14 +44,6 @@ def fits_graph(rows: list[Any]) -> bool:
     return max(map(len, rows), default=0) <= options.graph_contexts and max(shared.values(), default=0) <= most
 
 
-def positions_of(indptr: list[int], metadata: Any) -> list[int]:
-    """Of each token that the step serves."""
-    ends = metadata.seq_lens[:len(indptr) - 1].tolist()
-    offsets = _offsets if len(_offsets) == len(ends) else [context.table().tokens] * len(ends)
-    return [position for end, offset, (first, last) in zip(ends, offsets, itertools.pairwise(indptr), strict=True)
-            for position in range(offset + end - (last - first), offset + end)]
-
-
 class Requests:
     """Of an AttentionMetadataBuilder: its metadata also have `indptr`, the requests' first tokens on the host, `contexts`,
     theirs, and of a model with windows `positions` of all tokens."""
@@ -63,7 +53,9 @@ class Requests:
         starts = common_attn_metadata.query_start_loc_cpu[:common_attn_metadata.num_reqs + 1].tolist()
         metadata.indptr = list(dict.fromkeys(starts))  # a padded request has no token
         metadata.contexts = contexts_of(metadata.indptr)
-        metadata.positions = positions_of(metadata.indptr, common_attn_metadata) if context.table().windows else None
+        metadata.positions = None
+        if context.table().windows:  # vLLM's own, as move() left them
+            metadata.positions = common_attn_metadata.positions[:metadata.indptr[-1]].tolist()
         return metadata
 
     def use_cascade_attention(self, *_: Any, **__: Any) -> bool:
@@ -80,13 +72,12 @@ def install() -> None:
 
     @functools.wraps(prepare)
     def prepare_behind(self: Any, scheduler_output: Any, num_scheduled_tokens: Any, *rest: Any) -> Any:
-        global _step, _offsets
+        global _step
         requests = [self.requests[name].sampling_params.extra_args or {}
                     for name in self.input_batch.req_ids[:self.input_batch.num_reqs]]
         _step = [one.get(CONTEXTS, []) for one in requests]
-        _offsets = [one.get(TOKENS, 0) for one in requests]
         prepared = prepare(self, scheduler_output, num_scheduled_tokens, *rest)
-        move(self, _offsets, num_scheduled_tokens)
+        move(self, [one.get(TOKENS, 0) for one in requests], num_scheduled_tokens)
         return prepared
 
     determine = GPUModelRunner._determine_batch_execution_and_padding
