@@ -45,7 +45,8 @@ def run(name, tokens, dtype, folder):
     with sqz.transformers.FixedContext(model, index, selector="dense"):
         same = a.count_equal(a.ask(model, questions), expected, chosen)
         ours = logits_of(model, questions)
-    error, allowed = ((one - reference).norm() / reference.norm() for one in (ours, theirs))
+    # The median of the tokens: in bfloat16 a router that is near a tie gives a few of them to other experts.
+    error, allowed = (((one - reference).norm(dim=-1) / reference.norm(dim=-1)).median() for one in (ours, theirs))
     right = same == a.QUESTIONS if dtype == torch.float32 else bool(error <= 1.5 * allowed)
     return right, f"{same} of {a.QUESTIONS} answers, logits off by {error:.1e}, transformers' by {allowed:.1e}"
 

@@ -7,12 +7,13 @@ Makes the model (random weights, bfloat16, 16 GB) and its index (17 GB) in --wor
 prints a table:
   build         seconds and file size of sqz.build; with --bin those of sqz-index, and GPU memory, beside what --dry-run
                 foretold
-  transformers  first token and milliseconds a token of generate(): with the context in transformers' own cache, and
-                with FixedContext, by a dynamic and by a static cache, which transformers compiles to CUDA graphs
+  transformers  first token and milliseconds a token of generate(): with FixedContext, and with the context in
+                transformers' own cache, by a dynamic and by a static cache, which transformers compiles to CUDA graphs
   vllm          where vLLM is installed: one question, 64 requests and 1,000 questions (tests/bench/vllm_speed.py)
 --steps chooses. Wants torch, transformers, the module sqz with its CUDA library, and for --bin an sqz-index with LibTorch.
 """
 import argparse
+import copy
 import gc
 import importlib.util
 import json
@@ -108,42 +109,47 @@ class Clock(transformers.StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-def answer(args, model, ids, answers=2, **options):
-    """Milliseconds to the first token and of each other, in the last of some answers; compiling is in the first."""
-    for _ in range(answers):
+def answer(args, model, ids, cache=None, **options):
+    """Milliseconds to the first token and of each other, in the second of two answers; compiling is in the first. cache:
+    what stands in front, of which each answer has a copy."""
+    for _ in range(2):
+        given = {} if cache is None else {"past_key_values": copy.deepcopy(cache)}
         clock = Clock()
         model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=args.answer, do_sample=False,
-                       pad_token_id=0, stopping_criteria=[clock], **options)
+                       pad_token_id=0, stopping_criteria=[clock], **given, **options)
     steps = [1e3 * (b - a) for a, b in zip(clock.times, clock.times[1:])]
     return steps[0], statistics.median(steps[1 + len(steps) // 4:])
+
+
+def with_own_cache(args, model, context, question, cache):
+    name, begun = type(cache).__name__, time.perf_counter()
+    with torch.inference_mode():
+        model(context, past_key_values=cache, logits_to_keep=1)
+    torch.cuda.synchronize()
+    row(f"transformers, {name}: s of the context's prefill", f"{time.perf_counter() - begun:.1f}")
+    first, token = answer(args, model, torch.cat([context, question], 1), cache)
+    row(f"transformers, {name}: first token, ms a token", f"{first:.1f}, {token:.2f}")
 
 
 def with_transformers(args, folder, ids, index):
     model, context = load(folder), ids.cuda()
     question = torch.randint(3, 128000, (1, args.question), device="cuda")
-    if not args.skip_own:
-        cache = transformers.DynamicCache(config=model.config)
-        with torch.inference_mode():
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            model(context, past_key_values=cache, logits_to_keep=1)
-            torch.cuda.synchronize()
-        row("transformers: s of the context's prefill", f"{time.perf_counter() - begun:.1f}")
-        first, token = answer(args, model, torch.cat([context, question], 1), answers=1, past_key_values=cache)
-        row("transformers, its own cache: first token, ms a token", f"{first:.1f}, {token:.2f}")
-        del cache
-        free_memory()
     opened, begun = sqz.Index(index), time.perf_counter()
     with sqz.transformers.FixedContext(model, opened, selector="dense"):
         torch.cuda.synchronize()
         row("FixedContext: s of the upload", f"{time.perf_counter() - begun:.1f}")
-    for name, session in (("dense", {"selector": "dense"}), (f"budget {args.budget}", {"budget": args.budget})):
-        for cache, options in (("", {}), (", static cache", {"cache_implementation": "static"})):
+    for kind, options in (("dynamic", {}), ("static", {"cache_implementation": "static"})):
+        for name, session in (("dense", {"selector": "dense"}), (f"budget {args.budget}", {"budget": args.budget})):
             with sqz.transformers.FixedContext(model, opened, **session) as fixed:
                 first, token = answer(args, model, question, **options)
-                row(f"FixedContext, {name}{cache}: first token, ms a token, read",
+                row(f"FixedContext, {name}, {kind} cache: first token, ms a token, read",
                     f"{first:.1f}, {token:.2f}, {fixed.stats().delivered_budget:.3f}")
     opened.close()
+    if not args.skip_own:
+        with_own_cache(args, model, context, question, transformers.DynamicCache(config=model.config))
+        free_memory()
+        with_own_cache(args, model, context, question, transformers.StaticCache(
+            config=model.config, max_cache_len=args.tokens + args.question + args.answer))
 
 
 def with_vllm(args, folder, index):

@@ -20,8 +20,7 @@ SHARED = {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_att
           "vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 16}
 DELTA = {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "linear_key_head_dim": 16,
          "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
-MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 16,
-         "mamba_expand": 2, "mamba_d_ssm": 128, "hidden_size": 64, "head_dim": 16}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 16, "mamba_expand": 2}
 CONV = {"layer_types": ["conv", "conv", "full_attention", "conv"]}
 MLA = {**EQUAL, "head_dim": 64, "kv_lora_rank": 32, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 KDA = {**MLA, **EXPERTS, "n_group": 1, "topk_group": 1, "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -96,7 +95,8 @@ def make(name, window, width=64):
     small = {"vocab_size": 320, "hidden_size": width, "intermediate_size": 96, "num_hidden_layers": 4,
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": width // 4,
              "max_position_embeddings": 1024, "initializer_range": 0.3 * math.sqrt(64 / width),
-             "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+             "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+             "mamba_d_head": width // 4, "mamba_d_ssm": 2 * width}
     if windowed(name):
         small["attention_chunk_size" if name.startswith("llama4") else "sliding_window"] = window
     given = MODELS[name]

@@ -240,7 +240,7 @@ class FixedContext:
 
     def _check_length(self, own: int) -> None:
         given = [range(len(self._infos))] if self.contexts is None else self.contexts
-        context = max((sum(self._document(number).tokens for number in documents) for documents in given), default=0)
+        context = max([0, *(sum(self._document(number).tokens for number in documents) for documents in given)])
         most = self._described["max_positions"]
         if 0 < most < context + own:
             raise ValueError(f"{context} tokens of context and {own} that follow are {context + own}, but the model "

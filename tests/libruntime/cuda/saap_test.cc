@@ -247,15 +247,16 @@ TEST_F(SaapOnGpu, WeightsBeyondFloat16AreRefusedAndNothingStays) {
   { const auto warm = test::uploaded(fine); }
   size_t before = 0, after = 0, total = 0;
   ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < 16; ++i) {
     const auto refused = upload_index(beyond.index, {.device = 0});
     ASSERT_FALSE(refused.ok());
     EXPECT_EQ(refused.status().code(), Code::kUnsupported);
     EXPECT_THAT(refused.status().message(), HasSubstr("layers.1.classifier weights: found"));
   }
   ASSERT_EQ(cudaMemGetInfo(&after, &total), cudaSuccess);
-  // An upload has more than 15 MiB; the driver may keep some of its own.
-  EXPECT_GE(after + (size_t{16} << 20), before);
+  // Sixteen uploads have more than 240 MiB; the driver, and other programs on the GPU, may take
+  // some.
+  EXPECT_GE(after + (size_t{100} << 20), before);
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ struct Backends {
     options.selection = selection;
     options.block = block;
     options.sm80_kernels = sm80_kernels;
-    options.threads = 2;
+    options.threads = 4;
     gpu = gpu_session(served, selection, options);
     auto on_cpu = Session::create(served.index, options);
     EXPECT_TRUE(on_cpu.ok()) << on_cpu.status().message();

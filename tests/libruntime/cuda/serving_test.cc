@@ -69,11 +69,11 @@ TEST_F(Serving, ShapesAndGroups) {
                      sm80_f32 = {.block = 32, .dtype = DType::kF32, .sm80_kernels = true};
   for (const int64_t dim : {64, 80, 96, 128, 160, 192, 256, 512}) {
     for (const int64_t group : {1, 4, 7, 8, 10, 16}) {
-      if ((group == 1 || group == 8) && (dim % 64 != 0 || dim == 192)) continue;
+      if (dim != 64 && dim != 128 && group != 4 && group != 16) continue;
       SCOPED_TRACE(concat("dim ", dim, ", group ", group));
       const Served served = serve(shape(dim, group, {40, 211}));
-      for (const double read : {compare(served, flat, {1}), compare(served, flat, {70}, prompt),
-                                compare(served, flat, {70}, sm80)}) {
+      for (const double read : {compare(served, flat, {1}), compare(served, flat, {40}, prompt),
+                                compare(served, flat, {40}, sm80)}) {
         EXPECT_GT(read, 0.005);
         EXPECT_LT(read, 0.9);
       }
@@ -81,13 +81,13 @@ TEST_F(Serving, ShapesAndGroups) {
       for (const int64_t requests : {1, 2, 11}) compare(served, deep, single_tokens(requests));
       compare(served, deep, single_tokens(11), {.dtype = DType::kF32});
       compare(served, by_budget(0.1), single_tokens(2));
-      compare(served, deep, {70}, prompt);
-      compare(served, by_budget(0.1), {70}, prompt);
-      compare(served, deep, {70}, sm80_f32);
-      compare(served, by_budget(0.1), {70}, sm80);
+      compare(served, deep, {40}, prompt);
+      compare(served, by_budget(0.1), {40}, prompt);
+      compare(served, deep, {40}, sm80_f32);
+      compare(served, by_budget(0.1), {40}, sm80);
       if (dim > 256) continue;
       const Served paged = serve(pages(dim, group, group == 7 ? 9 : 16));
-      EXPECT_NEAR(compare(paged, quest(0.1), {70}, prompt), 0.1, 0.005);
+      EXPECT_NEAR(compare(paged, quest(0.1), {40}, prompt), 0.1, 0.005);
       compare(paged, quest(0.05), {37}, prompt_f32);
       if (HasFailure()) return;
     }
