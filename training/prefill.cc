@@ -146,6 +146,7 @@ Status dense_pass(const Transformer& transformer, std::span<const int32_t> token
   step.block = options.chunk > 0               ? options.chunk
                : transformer.device().is_cpu() ? kDefaultChunk
                                                : kGpuChunk;
+  step.context = options.context;
   step.observer = &collector;
   step.last_output = options.consumer && options.cosine;
   collector.begin(count, step.x);

@@ -48,13 +48,17 @@ struct LayerCapture {
                                      // summed over the heads of the group (H2O); empty unless asked
 };
 
+class FixedContext;
+
 struct PrefillOptions {
   std::vector<int64_t> query_positions;  // ascending; queries of these tokens are captured
   bool pre_rope = false, cosine = false;
   bool attention = false;  // costs about as much as the pass's own attention
   bool on_device = false;  // leave keys and values in GPU memory, in the model's dtype, instead of
                            // copying them to the host; no effect on a model that runs on the CPU
-  int64_t chunk = 0;       // tokens that a thread takes at a time; 0 = chosen for the caches
+  FixedContext* context = nullptr;  // all tokens attend to it, too; it says at which position they
+                                    // begin. The captured rows have the positions 0 .. all the same
+  int64_t chunk = 0;  // tokens that a thread takes at a time; 0 = chosen for the caches
   std::function<Status(const LayerCapture&)> consumer;  // may be empty; an error stops the pass
   std::function<void(double done)> progress;  // fraction of the work, 0 .. 1; may be empty; called
                                               // after each layer, on the caller's thread

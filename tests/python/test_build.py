@@ -189,6 +189,11 @@ def test_a_context_grows(tmp_path):
         sqz.build(nano, None, part, tmp_path / f"{number}.sqz", rows="f16", after=indexes)
         indexes.append(tmp_path / f"{number}.sqz")
     assert sqz.Index(indexes[2]).info.after == tuple(sqz.Index(path).info.context_id for path in indexes[:2])
+    with pytest.raises(sqz.Error, match="max_contexts: found 9"):
+        sqz.build(nano, None, parts[2], tmp_path / "x.sqz", after=indexes[:1] * 8)
+    with pytest.raises(ValueError, match="700 tokens of context and 32100 that follow are 32800, but the model has 32768"):
+        sqz.build(nano, None, [5] * 32100, tmp_path / "x.sqz", after=indexes[:1])
+    assert not (tmp_path / "x.sqz").exists()
     questions = [tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
                  for text in ("\nJonathan went to", "\nThe Count said that he", "\nThe driver")]
     with sqz.transformers.FixedContext(nano, indexes, selector="dense") as fixed:

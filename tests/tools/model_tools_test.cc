@@ -154,6 +154,62 @@ TEST_F(ModelTools, TextsFoldersStandardInputAndIdsAreTheSameContext) {
   EXPECT_EQ(build("cut.sqz", "docs --max-tokens 300")["tokens"], 300);
 }
 
+// Built after others, without computing these again. Read densely, all are one text.
+TEST_F(ModelTools, AContextGrows) {
+  const std::string text = haystack().substr(0, 6000);
+  const auto tokenizer = Tokenizer::load(kModel).value();
+  std::vector<int32_t> ids;
+  ASSERT_TRUE(tokenizer->encode(text, true, ids).ok());
+  write_ids("all.ids", ids);
+  const auto part = [&](const char* name, size_t from, size_t to) {
+    write_ids(name,
+              {ids.begin() + static_cast<int64_t>(from), ids.begin() + static_cast<int64_t>(to)});
+  };
+  part("a.ids", 0, 600);
+  part("b.ids", 600, 1000);
+  part("c.ids", 1000, ids.size());
+  build("all.sqz", "--tokens all.ids --rows f16");
+  build("a.sqz", "--tokens a.ids --rows f16");
+  build("b.sqz", "--tokens b.ids --rows f16 --after a.sqz");
+  build("c.sqz", "--tokens c.ids --rows f16 --after a.sqz,b.sqz");
+  const auto info = [&](const std::string& name) { return expect({"sqz-index info " + name}); };
+  EXPECT_EQ(info("c.sqz")["after"],
+            Json({info("a.sqz")["context_id"], info("b.sqz")["context_id"]}));
+  const std::string ask =
+      " --max-tokens 24 -e -p '\\nThe Count said that he' -p '\\nThe driver' -p '\\nI must'";
+  const auto answers = [&](const std::string& indexes) {
+    std::vector<Json> out;
+    const Json result = expect({concat("sqz-generate -m $MODEL --dense ", indexes, ask)});
+    for (const Json& answer : result["answers"]) out.push_back(answer["tokens"]);
+    return out;
+  };
+  const auto whole = answers("-i all.sqz");
+  ASSERT_EQ(whole.size(), 3u);
+  EXPECT_EQ(whole[0].size(), 24u);
+  EXPECT_EQ(answers("-i a.sqz -i b.sqz -i c.sqz"), whole);
+  // A text that is another's continuation begins without special tokens.
+  write_file(path("b.txt"), text);
+  EXPECT_EQ(build("text.sqz", "b.txt --after a.sqz --dry-run")["tokens"], std::ssize(ids) - 1);
+
+  const std::string generate = "sqz-generate -m $MODEL -p x",
+                    apart = "contexts that stood in front";
+  const std::string command = "sqz-index build -m $MODEL -o x.sqz b.txt ";
+  write_ids("long.ids", std::vector<int32_t>(32500, 5));
+  std::string nine;
+  for (int i = 0; i < 8; ++i) nine += i == 0 ? "a.sqz" : ",a.sqz";
+  const std::string names = files();
+  expect_all(
+      {{generate + " -i c.sqz", 3, {"c.sqz", apart}},
+       {generate + " -i a.sqz -i c.sqz", 3, {"c.sqz", apart}},
+       {generate + " -i b.sqz -i a.sqz -i c.sqz", 3, {apart}},
+       {command + "--after b.sqz", 3, {"b.sqz", apart}},
+       {command + "--after none.sqz", 3, {"none.sqz"}},
+       {command + "--after " + nine, 2, {"max_contexts", "found 9"}},
+       {command + "--after a.sqz --heavy-hitters", 2, {"--after"}},
+       {"sqz-index build -m $MODEL -o x.sqz --tokens long.ids --after a.sqz", 3, {"positions"}}});
+  EXPECT_EQ(files(), names);
+}
+
 TEST_F(ModelTools, DryRunKnowsTheSize) {
   const Json plan = build("a.sqz", "a.txt --dry-run");
   EXPECT_FALSE(fs::exists(path("a.sqz")));

@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "formats/sqz_file.h"
+#include "tools/common/metrics.h"
+#include "tools/common/texts.h"
+
 namespace sqz {
 namespace {
 
@@ -34,25 +38,56 @@ Status OpenIndex::upload(int gpu) {
   return caught([&] { index_.upload(gpu); });
 }
 
-Result<std::unique_ptr<IndexContext>> IndexContext::create(std::shared_ptr<const OpenIndex> index,
-                                                           sqz_session_options options) {
-  std::unique_ptr<IndexContext> out(new IndexContext(std::move(index)));
+Result<std::vector<std::shared_ptr<OpenIndex>>> open_indexes(const std::vector<std::string>& paths,
+                                                             const ModelDescription& model,
+                                                             const Tokenizer* tokenizer,
+                                                             const std::string& model_path) {
+  std::vector<std::shared_ptr<OpenIndex>> out;
+  for (const std::string& path : paths) {
+    SQZ_ASSIGN_OR_RETURN(auto index, OpenIndex::open(path));
+    if (fingerprint(model) != index->info().model_fingerprint) {  // the file says in which field
+      SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(path));
+      SQZ_RETURN_IF_ERROR(check_same_model(file->metadata().model, model, path));
+    }
+    if (tokenizer != nullptr) {
+      SQZ_RETURN_IF_ERROR(
+          check_tokenizer(path, index->info().tokenizer_hash, *tokenizer, model_path));
+    }
+    out.push_back(std::move(index));
+  }
+  return out;
+}
+
+Result<std::unique_ptr<IndexContext>> IndexContext::create(
+    const std::vector<std::shared_ptr<OpenIndex>>& indexes, sqz_session_options options) {
+  std::unique_ptr<IndexContext> out(new IndexContext(indexes[0]));
   options.device_type = out->device() ? kCuda : kCpu;
   options.device_id = out->device().value_or(0);
+  options.max_contexts = std::max(options.max_contexts, static_cast<int32_t>(indexes.size()));
   SQZ_RETURN_IF_ERROR(caught([&] { out->session_.emplace(out->index_->index(), options); }));
+  for (size_t i = 1; i < indexes.size(); ++i) {
+    SQZ_RETURN_IF_ERROR(out->append(indexes[i], out->tokens_));
+    out->tokens_ += indexes[i]->info().tokens;
+  }
   return out;
 }
 
 Result<std::unique_ptr<IndexContext>> IndexContext::open(const std::string& path,
                                                          const sqz_session_options& options) {
   SQZ_ASSIGN_OR_RETURN(auto index, OpenIndex::open(path));
-  return create(std::move(index), options);
+  return create({std::move(index)}, options);
+}
+
+void IndexContext::end_at_zero() {
+  for (sqz_context& document : documents_) document.offset -= tokens_;
+  tokens_ = 0;
 }
 
 Status IndexContext::append(const std::shared_ptr<const OpenIndex>& index, int64_t offset) {
-  constexpr int64_t kSinks = 4;  // the first index's serve all
+  // The first index's sinks serve all that were not made after others.
+  const int64_t sinks = *index->info().after == '\0' ? 4 : 0;
   const auto slot = static_cast<int32_t>(documents_.size());
-  const auto skip = static_cast<int32_t>(std::min(index->info().sink, kSinks));
+  const auto skip = static_cast<int32_t>(std::min(index->info().sink, sinks));
   documents_.push_back({slot, skip, offset});
   return caught([&] { session_->put(slot, index->index()); });
 }
@@ -112,6 +147,10 @@ Result<sqz_stats> IndexContext::stats(int64_t layer) const {
       out.bytes_read += more.bytes_read;
       out.bytes_dense += more.bytes_dense;
     }
+    Reads all;
+    all.add(out);
+    out.delivered_budget = all.delivered_budget();
+    out.delivered_keep = all.delivered_keep();
   }));
   return out;
 }

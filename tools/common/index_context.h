@@ -8,6 +8,8 @@
 
 #include "formats/base/dtype.h"
 #include "formats/base/status.h"
+#include "formats/model_description.h"
+#include "formats/tokenizer.h"
 #include "sqz/sqz.hpp"
 #include "training/runner.h"
 
@@ -32,12 +34,19 @@ class OpenIndex {
   std::optional<int> gpu_;
 };
 
+// Opens indexes that must be of this model and tokenizer (null: of any).
+Result<std::vector<std::shared_ptr<OpenIndex>>> open_indexes(const std::vector<std::string>& paths,
+                                                             const ModelDescription& model,
+                                                             const Tokenizer* tokenizer,
+                                                             const std::string& model_path);
+
 class IndexContext final : public FixedContext {
  public:
-  // Serves from the index's GPU if it was uploaded, else on the CPU. `options` is borrowed for the
-  // call; its device is ignored.
-  static Result<std::unique_ptr<IndexContext>> create(std::shared_ptr<const OpenIndex> index,
-                                                      sqz_session_options options);
+  // Serves from the GPU of the indexes if they were uploaded, else on the CPU. The first index is
+  // at position 0, the others stand one behind the other. `options` is borrowed for the call; its
+  // device is ignored, and max_contexts is at least that of the indexes.
+  static Result<std::unique_ptr<IndexContext>> create(
+      const std::vector<std::shared_ptr<OpenIndex>>& indexes, sqz_session_options options);
   // On the CPU, of an index that is not shared.
   static Result<std::unique_ptr<IndexContext>> open(const std::string& path,
                                                     const sqz_session_options& options);
@@ -48,6 +57,9 @@ class IndexContext final : public FixedContext {
   int64_t tokens() const override { return tokens_; }
   // The next token stands at this position, whatever the length of the index.
   void place(int64_t tokens) { tokens_ = tokens; }
+  // The next token stands at position 0, and the contexts in front of it. The options said that
+  // there are at least two contexts.
+  void end_at_zero();
   std::optional<int> device() const override { return index_->gpu(); }
   DType device_dtype() const override;
   Status attend(int64_t layer, const ContextQueries& queries) override;

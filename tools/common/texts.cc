@@ -141,12 +141,12 @@ Result<std::vector<std::string>> find_documents(const std::vector<std::string>& 
 
 Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
                                               std::span<const std::string> documents,
-                                              int64_t max_tokens) {
+                                              int64_t max_tokens, bool begins) {
   std::vector<int32_t> ids;
   size_t text_bytes = 0;
   for (const std::string& document : documents) {
     SQZ_ASSIGN_OR_RETURN(const std::string text, read_document(document));
-    const Status status = tokenizer.encode(text, ids.empty(), ids);
+    const Status status = tokenizer.encode(text, begins && ids.empty(), ids);
     if (!status.ok()) return Status(Code::kCorrupt, concat(document, ": ", status.message()));
     text_bytes += text.size();
     if (max_tokens > 0 && static_cast<int64_t>(ids.size()) >= max_tokens) {
@@ -208,14 +208,14 @@ Status check_ids(std::span<const int32_t> ids, const ModelDescription& model,
 }
 
 Status check_tokens(std::span<const int32_t> ids, const ModelDescription& model,
-                    const std::string& source, const std::string& model_path) {
+                    const std::string& source, const std::string& model_path, int64_t front) {
   SQZ_RETURN_IF_ERROR(check_ids(ids, model, source, model_path));
-  const int64_t count = std::ssize(ids);
+  const int64_t count = front + std::ssize(ids);
   if (count <= model.max_positions) return {};
   return {Code::kUnsupported,
           concat("the fixed context has ", count, " tokens, but ", model_path, " has ",
                  model.max_positions, " positions; give less text, or pass --max-tokens ",
-                 model.max_positions, " or less")};
+                 model.max_positions - front, " or less")};
 }
 
 Result<std::vector<Prompt>> read_prompts(Env& env, const std::vector<std::string>& paths) {

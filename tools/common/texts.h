@@ -27,11 +27,11 @@ Status each_line(Env& env, const std::string& path,
 Result<std::vector<std::string>> find_documents(const std::vector<std::string>& arguments);
 
 // Returns the ids of the documents one after the other, with the tokenizer's special tokens (BOS)
-// once, at the start. `max_tokens` > 0 limits them. The error for text that is not UTF-8 names file
-// and byte.
+// once, at the start, unless `begins` is false. `max_tokens` > 0 limits them. The error for text
+// that is not UTF-8 names file and byte.
 Result<std::vector<int32_t>> encode_documents(const Tokenizer& tokenizer,
                                               std::span<const std::string> documents,
-                                              int64_t max_tokens);
+                                              int64_t max_tokens, bool begins = true);
 // The ids of each document by itself, with the tokenizer's special tokens, which the vocabulary of
 // the model has.
 Result<std::vector<TokenText>> read_texts(std::span<const std::string> documents,
@@ -51,9 +51,10 @@ Status check_tokenizer(const std::string& index, const std::string& built_with,
 // they come from ("the tokenizer of DIR", a file of ids), `model_path` the model.
 Status check_ids(std::span<const int32_t> ids, const ModelDescription& model,
                  const std::string& source, const std::string& model_path);
-// Checks also that there are no more ids than the model has positions.
+// Checks also that with `front` tokens before them there are no more ids than the model has
+// positions.
 Status check_tokens(std::span<const int32_t> ids, const ModelDescription& model,
-                    const std::string& source, const std::string& model_path);
+                    const std::string& source, const std::string& model_path, int64_t front = 0);
 
 struct Prompt {
   std::string text, label;  // label: "F: line N", for messages

@@ -57,7 +57,7 @@ Result<Judge::Served> Judge::open(const Pass& pass, size_t view, const PassIndex
         if (gpu_) SQZ_RETURN_IF_ERROR(file->upload(*gpu_));
       }
       if (d == 0) {
-        SQZ_ASSIGN_OR_RETURN(out.emplace_back(), IndexContext::create(file, options));
+        SQZ_ASSIGN_OR_RETURN(out.emplace_back(), IndexContext::create({file}, options));
       } else {
         SQZ_RETURN_IF_ERROR(out.back()->append(file, position));
       }

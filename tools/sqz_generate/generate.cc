@@ -1,4 +1,4 @@
-// The work of sqz-generate: answers prompts over the fixed context of one index.
+// The work of sqz-generate: answers prompts over the fixed context of an index, or of several.
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 #include <algorithm>
@@ -26,7 +26,8 @@ namespace sqz {
 namespace {
 
 struct GenerateArguments {
-  std::string model, index;
+  std::string model;
+  std::vector<std::string> indexes;                // one behind the other
   std::vector<std::string> prompts, prompt_files;  // both empty: one a line of standard input
   int64_t batch = 0;  // prompts that are answered together; 0: one after the other
   bool dense = false, escapes = false;
@@ -45,22 +46,14 @@ struct Opened {
   double load_seconds = 0;
 };
 
-Status check_index(const sqz_index_info& index, const ModelDescription& model,
-                   const Tokenizer& tokenizer, const GenerateArguments& arguments) {
-  if (fingerprint(model) != index.model_fingerprint) {  // only the file says in which field
-    SQZ_ASSIGN_OR_RETURN(const auto file, SqzFile::open(arguments.index));
-    return check_same_model(file->metadata().model, model, arguments.index);
-  }
-  return check_tokenizer(arguments.index, index.tokenizer_hash, tokenizer, arguments.model);
-}
-
 // The turns that the index was built with, if prompts are to be put into them.
 Result<std::optional<ChatFormat>> open_chat(const GenerateArguments& arguments) {
   if (!arguments.chat.value_or(true)) return std::optional<ChatFormat>();
-  SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
+  const std::string& first = arguments.indexes.front();
+  SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(first));
   SQZ_ASSIGN_OR_RETURN(std::optional<ChatFormat> chat, chat_of(*index));
   if (!chat && arguments.chat) {
-    return Status(Code::kMismatch, concat(arguments.index,
+    return Status(Code::kMismatch, concat(first,
                                           ": the index was built without --chat, so its text is "
                                           "not in a turn; build it with --chat F.json"));
   }
@@ -73,22 +66,24 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
   SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
   SelectorOptions selector = arguments.selector;
   if (arguments.dense) selector.selector = "dense";
-  SQZ_ASSIGN_OR_RETURN(const auto index, OpenIndex::open(arguments.index));
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
   const ModelDescription& model = checkpoint->config().description;
   Opened out;
   SQZ_ASSIGN_OR_RETURN(out.tokenizer, Tokenizer::load(arguments.model));
-  SQZ_RETURN_IF_ERROR(check_index(index->info(), model, *out.tokenizer, arguments));
+  SQZ_ASSIGN_OR_RETURN(const auto indexes, open_indexes(arguments.indexes, model,
+                                                        out.tokenizer.get(), arguments.model));
   SQZ_ASSIGN_OR_RETURN(out.chat, open_chat(arguments));
   SQZ_RETURN_IF_ERROR(load_layers(selector, model));
   SQZ_ASSIGN_OR_RETURN(sqz_session_options session,
                        session_options(selector, context.options.threads));
-  const bool pruned = index->info().partition == SQZ_PARTITION_PRUNED;
+  const bool pruned = indexes[0]->info().partition == SQZ_PARTITION_PRUNED;
   if (pruned && !selector.budget) session.budget = 0;  // it has its own
   SQZ_ASSIGN_OR_RETURN(out.runner, load_runner(arguments.model, runner_options(arguments.run_dtype,
                                                                                context.options)));
-  if (const auto gpu = context.options.gpu()) SQZ_RETURN_IF_ERROR(index->upload(*gpu));
-  SQZ_ASSIGN_OR_RETURN(out.context, IndexContext::create(index, session));
+  if (const auto gpu = context.options.gpu()) {
+    for (const auto& index : indexes) SQZ_RETURN_IF_ERROR(index->upload(*gpu));
+  }
+  SQZ_ASSIGN_OR_RETURN(out.context, IndexContext::create(indexes, session));
   out.load_seconds = watch.seconds();
   return out;
 }
@@ -264,8 +259,12 @@ void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
   GenerateOptions& generate = arguments.generate;
   app.add_option("-m,--model", arguments.model, "Model: a Hugging Face checkpoint directory")
       ->required();
-  app.add_option("-i,--index", arguments.index, "The index (.sqz) of the fixed context")
-      ->required();
+  app.add_option(
+         "-i,--index", arguments.indexes,
+         "The index (.sqz) of the fixed context; repeated: of several, one behind the other")
+      ->required()
+      ->take_all()
+      ->allow_extra_args(false);
   app.add_option("-p,--prompt", arguments.prompts,
                  "The prompt to answer; may be repeated. None: one prompt a line of standard input")
       ->take_all()

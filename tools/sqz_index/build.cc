@@ -38,6 +38,7 @@ void add_build_command(Tool& tool) {
       "  sqz-index build --model MODEL book.txt -o book.sqz --chat F.json\n"
       "  sqz-index build --model MODEL book.txt -o book.sqz --dry-run\n"
       "  sqz-index build --model MODEL book.txt -o book.sqz --partition pages\n"
+      "  sqz-index build --model MODEL chapter2.txt -o 2.sqz --after book.sqz\n"
       "  sqz-index build --model MODEL --manifest corpus.jsonl -o indexes/ --shard 3/16\n"
       "  sqz-index build --capture book.h5 -o book.sqz --level-fractions 0.05\n",
       [arguments](const ToolContext& context) -> Status {

@@ -51,8 +51,9 @@ Status check_capture(const CaptureInfo& info, const std::string& path, int64_t t
                            "; capture the queries of so many tokens, or pass a smaller --tail"))};
 }
 
-Status run_model(Runner& runner, std::span<const int32_t> tokens, IndexBuilder& builder,
-                 Progress& progress, double& adding) {
+Status run_model(Runner& runner, const BuildInput& input, IndexBuilder& builder, Progress& progress,
+                 double& adding) {
+  const std::span<const int32_t> tokens = input.tokens.ids;
   const int64_t layers = runner.config().description.layers;
   PrefillOptions pass;
   pass.query_positions.resize(
@@ -60,6 +61,7 @@ Status run_model(Runner& runner, std::span<const int32_t> tokens, IndexBuilder& 
   std::iota(pass.query_positions.begin(), pass.query_positions.end(),
             std::ssize(tokens) - std::ssize(pass.query_positions));
   pass.attention = builder.options().heavy_hitters;
+  pass.context = input.front;
   pass.on_device = builder.takes_device_rows();
   pass.consumer = [&](const LayerCapture& layer) {
     return add_layer(builder, layer.layer,
@@ -102,6 +104,7 @@ Result<BuildInput> open_capture(const std::string& path) {
 
 Result<std::unique_ptr<IndexBuilder>> plan_index(const BuildInput& input, BuildOptions options) {
   options.chat = input.chat;
+  options.after = input.after;
   if (input.capture != nullptr) {
     options.pass.clear();  // not known
     options.state = input.capture->info().state;
@@ -116,7 +119,7 @@ Result<BuiltIndex> build_index(IndexBuilder& builder, const BuildInput& input, R
   double adding = 0;
   SQZ_RETURN_IF_ERROR(input.capture != nullptr
                           ? read_capture(*input.capture, builder, progress, adding)
-                          : run_model(*runner, input.tokens.ids, builder, progress, adding));
+                          : run_model(*runner, input, builder, progress, adding));
   BuiltIndex out;
   out.capture_seconds = watch.seconds() - adding;
   SQZ_ASSIGN_OR_RETURN(out.report, builder.finish());

@@ -17,7 +17,9 @@ namespace sqz {
 struct BuildInput {
   ModelDescription model;
   FixedTokens tokens;
-  JsonText chat;  // as IndexMetadata::chat
+  JsonText chat;                   // as IndexMetadata::chat
+  std::vector<std::string> after;  // as IndexMetadata::after
+  FixedContext* front = nullptr;   // these contexts; the text begins at position 0 behind them
   std::shared_ptr<const CaptureReader> capture;
 };
 

@@ -11,7 +11,8 @@ void refuse_unused(CLI::App& app) {
     for (const char* other : others) app.get_option(name)->excludes(app.get_option(other));
   };
   exclude("--capture", {"TEXT", "--model", "--tokens", "--max-tokens", "--chat", "--run-dtype",
-                        "--heavy-hitters"});
+                        "--heavy-hitters", "--after"});
+  exclude("--after", {"--heavy-hitters"});
   exclude("--manifest", {"TEXT", "--tokens", "--capture"});
   exclude("--qmodel", {"--partition", "--levels", "--level-fractions", "--coarse-keep",
                        "--iterations", "--engine"});
@@ -92,6 +93,12 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
                  "Put the texts into a turn of a chat; F has the texts around the turns")
       ->type_name("F.json");
   app.add_option("--capture", arguments.capture, "Keys and values (.h5) instead of a model");
+  app.add_option("--after", arguments.after,
+                 "Indexes that the texts continue, one behind the other: their tokens are not "
+                 "computed again, and the new index serves behind these alone")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->type_name("A.sqz[,B.sqz]");
   app.add_option("--manifest", arguments.manifest, "A corpus (.jsonl): one index a line");
   app.add_option("--shard", arguments.shard, "Part I of N of the manifest, 0 to N - 1")
       ->type_name("I/N");

@@ -11,10 +11,11 @@ namespace sqz {
 
 struct BuildArguments {
   SourceOptions source;
-  std::string capture;   // F.h5 instead of a model and texts
-  std::string manifest;  // F.jsonl: a corpus instead of one context
-  std::string shard;     // of the manifest: I/N; empty: all of it
-  std::string output;    // a file; a folder with a manifest
+  std::string capture;             // F.h5 instead of a model and texts
+  std::string manifest;            // F.jsonl: a corpus instead of one context
+  std::string shard;               // of the manifest: I/N; empty: all of it
+  std::vector<std::string> after;  // indexes that the texts continue, one behind the other
+  std::string output;              // a file; a folder with a manifest
   bool force = false, dry_run = false;
   std::string layers;     // a layer profile to embed; empty: none
   std::string qmodel;     // a query classifier: the partition is its buckets

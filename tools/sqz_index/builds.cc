@@ -8,6 +8,7 @@
 
 #include "formats/base/stopwatch.h"
 #include "libindex/describe.h"
+#include "tools/common/index_context.h"
 #include "tools/common/model_options.h"
 #include "tools/sqz_index/build_index.h"
 #include "tools/sqz_index/build_options.h"
@@ -137,12 +138,35 @@ class Builds {
     if (!source_) {
       SQZ_ASSIGN_OR_RETURN(source_,
                            Source::open(arguments_.source, corpus_ || entry.tokens.empty()));
+      SQZ_RETURN_IF_ERROR(open_front());
     }
     BuildInput out;
     out.model = source_->model().description;
     out.chat = source_->chat();
-    SQZ_ASSIGN_OR_RETURN(out.tokens, source_->read(entry.texts, entry.tokens));
+    out.after = after_;
+    out.front = front_.get();
+    SQZ_ASSIGN_OR_RETURN(out.tokens, source_->read(entry.texts, entry.tokens, front_tokens_));
     return out;
+  }
+
+  // The contexts of --after, read densely.
+  Status open_front() {
+    if (arguments_.after.empty()) return {};
+    SQZ_ASSIGN_OR_RETURN(const auto indexes,
+                         open_indexes(arguments_.after, source_->model().description,
+                                      source_->tokenizer(), arguments_.source.model));
+    for (const auto& index : indexes) {
+      if (const auto gpu = context_.options.gpu()) SQZ_RETURN_IF_ERROR(index->upload(*gpu));
+      after_.emplace_back(index->info().context_id);
+    }
+    auto dense = runtime::dense_options();
+    dense.max_tokens = kMaxContextTokens;
+    dense.threads = context_.options.threads;
+    dense.max_contexts = static_cast<int32_t>(after_.size()) + 1;  // the new one must have room
+    SQZ_ASSIGN_OR_RETURN(front_, IndexContext::create(indexes, dense));
+    front_tokens_ = front_->tokens();
+    front_->end_at_zero();
+    return {};
   }
 
   // Checks that a file can be made, for a corpus in a folder that is made.
@@ -186,6 +210,9 @@ class Builds {
   const RunnerOptions pass_;
   std::optional<Source> source_;  // of the model, once it was needed
   std::unique_ptr<Runner> model_;
+  std::unique_ptr<IndexContext> front_;  // of --after
+  int64_t front_tokens_ = 0;
+  std::vector<std::string> after_;  // their ids
   PlanTotal total_;
 };
 

@@ -66,8 +66,8 @@ Result<Source> Source::open(const SourceOptions& options, bool tokenizer) {
   return out;
 }
 
-Result<FixedTokens> Source::read(const std::vector<std::string>& texts,
-                                 const std::string& tokens) const {
+Result<FixedTokens> Source::read(const std::vector<std::string>& texts, const std::string& tokens,
+                                 int64_t front) const {
   FixedTokens out;
   if (!tokens.empty()) {
     if (!options_.chat.empty()) {
@@ -78,15 +78,15 @@ Result<FixedTokens> Source::read(const std::vector<std::string>& texts,
     out.source = tokens;
   } else {
     SQZ_ASSIGN_OR_RETURN(const std::vector<std::string> documents, find_documents(texts));
-    SQZ_ASSIGN_OR_RETURN(out.ids,
-                         chat_ ? encode_chat(*tokenizer_, documents, *chat_)
-                               : encode_documents(*tokenizer_, documents, options_.max_tokens));
+    SQZ_ASSIGN_OR_RETURN(
+        out.ids, chat_ ? encode_chat(*tokenizer_, documents, *chat_)
+                       : encode_documents(*tokenizer_, documents, options_.max_tokens, front == 0));
     out.tokenizer_hash = tokenizer_->hash();
     out.source = "the tokenizer of " + options_.model;
   }
   const auto limit = static_cast<size_t>(options_.max_tokens);
   if (limit > 0 && out.ids.size() > limit) out.ids.resize(limit);
-  SQZ_RETURN_IF_ERROR(check_tokens(out.ids, model_.description, out.source, options_.model));
+  SQZ_RETURN_IF_ERROR(check_tokens(out.ids, model_.description, out.source, options_.model, front));
   return out;
 }
 

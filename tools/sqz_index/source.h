@@ -43,8 +43,11 @@ class Source {
   const ModelConfig& model() const { return model_; }
   // The chat template's turns as IndexMetadata::chat; null if texts are taken as they are.
   JsonText chat() const { return chat_ ? to_json(*chat_) : JsonText(); }
+  const Tokenizer* tokenizer() const { return tokenizer_.get(); }
   // The ids of texts, or of a file of ids: one of the two is given. Checked against the model.
-  Result<FixedTokens> read(const std::vector<std::string>& texts, const std::string& tokens) const;
+  // `front`: tokens of other contexts in front; texts then get no special tokens.
+  Result<FixedTokens> read(const std::vector<std::string>& texts, const std::string& tokens,
+                           int64_t front) const;
 
  private:
   SourceOptions options_;

@@ -160,7 +160,7 @@ class FixedContext:
                 except sqz.Error as error:
                     if "is already" not in str(error):
                         raise
-        several = min(max(len(indexes), 1 + self._from_zero), MOST_CONTEXTS)
+        several = min(len(indexes), MOST_CONTEXTS) + self._from_zero
         options: dict[str, Any] = {"max_contexts": several, **self._options, "device": str(device)}
         session = sqz.Session(indexes[0], **options)
         for slot, index in enumerate(indexes[1:], 1):
