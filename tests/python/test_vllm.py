@@ -1,5 +1,6 @@
 """What of sqz.vllm needs no vLLM: its options, what it refuses, and attention over vLLM's blocks and the context."""
 
+import asyncio
 import dataclasses
 import functools
 import math
@@ -116,6 +117,8 @@ def test_a_library_lists_its_names(folder):
         Library("", str(folder / "nowhere"))
     with pytest.raises(ValueError, match="the server has one index"):
         Library(str(HEADS), "").file("a")
+    with pytest.raises(ValueError, match="found 9 names, expected at most 8"):
+        Library("", str(folder)).files(["a"] * 9)
 
 
 class Engine:
@@ -247,7 +250,70 @@ def test_what_cannot_be_leased_leaves_nothing(folder):
         engine.acquire("a", "b")
     assert [one.users for one in engine.leases.resident.values()] == [0]  # a
     os.utime(folder / "a.sqz", ns=(1, 1))  # another file under its name is another context
-    assert engine.acquire("a").contexts == ((1, 0, 0),)
+    held = engine.acquire("a")
+    assert held.contexts == ((1, 0, 0),)
+    (folder / "a.sqz").unlink()  # whoever has it ends with it
+    with pytest.raises(LookupError, match="found 'a', which is not in the server's library"):
+        engine.acquire("a")
+    engine.leases.release(held)
+
+
+def test_a_file_is_verified_once(folder, monkeypatch):
+    engine, verified, verify = Engine(folder, contexts=1), [], sqz.Index.verify
+    monkeypatch.setattr(sqz.Index, "verify", lambda self: verified.append(self) or verify(self))
+    for name in ("a", "b", "a", "b"):
+        engine.leases.release(engine.acquire(name))
+    assert (len(verified), engine.leases.counters.fetches) == (2, 4)
+
+
+def test_what_goes_beyond_the_models_positions_is_refused(folder):
+    model = SimpleNamespace(hf_text_config=transformers.AutoConfig.from_pretrained(NANO), max_model_len=32700)
+    lease, params = Engine(folder).acquire("a"), SimpleNamespace(max_tokens=8, extra_args={}, clone=lambda: params)
+    with pytest.raises(ValueError, match="contexts of 132 tokens and a request of up to 32700, expected at most 32768"):
+        frontend.behind(lease, "text", params, model)
+    assert frontend.behind(lease, {"prompt_token_ids": [5]}, params, model).extra_args[runner.TOKENS] == 132
+
+
+class Serving:
+    """The part of vLLM's server that is changed."""
+
+    def __init__(self, engine):
+        async def collective_rpc(method, args):
+            return engine.collective_rpc(method, args)
+
+        self.models = SimpleNamespace(is_base_model=lambda name: name == "served", engine_client=SimpleNamespace(
+            sqz_leases=engine.leases, collective_rpc=collective_rpc))
+
+    async def _check_model(self, _request):
+        return None
+
+    def create_error_response(self, sentence, *kind):
+        return sentence, *kind
+
+
+def test_a_client_gets_404_or_400_with_the_sentence(folder, monkeypatch):
+    for name, module in {"openai.models": SimpleNamespace(api_router=SimpleNamespace(attach_router=lambda _app: None)),
+                         "openai.models.serving": SimpleNamespace(
+                             OpenAIServingModels=SimpleNamespace(show_available_models=lambda _: None)),
+                         "serve.engine.serving": SimpleNamespace(BaseServing=Serving)}.items():
+        monkeypatch.setitem(sys.modules, f"vllm.entrypoints.{name}", module)
+    monkeypatch.setattr(Serving, "_check_model", Serving._check_model)  # as it was, when the test ends
+    server.install()
+    serving = Serving(Engine(folder, contexts=9))
+
+    def ask(names, model="served"):
+        request = SimpleNamespace(model=model, vllm_xargs={} if names is None else {frontend.NAME: names})
+        return asyncio.run(serving._check_model(request)), request
+
+    for names, model, found, kind in ((["nope"], "served", "found 'nope'", ("NotFoundError", 404)),
+                                      (None, "served@nope", "found 'nope'", ("NotFoundError", 404)),
+                                      (["a", "../a"], "served", "without ..", ()), ("link", "served", "links", ()),
+                                      ("other", "served", "another model", ()), (["a"] * 9, "served", "found 9", ()),
+                                      (3, "served", "found 3, expected a name", ())):
+        (sentence, *rest), _ = ask(names, model)
+        assert found in sentence and tuple(rest) == kind
+    answer, request = ask(None, "served@sub/c")
+    assert (answer, request.model, request.vllm_xargs) == (None, "served", {frontend.NAME: "sub/c"})
 
 
 def reference(query, keys, values, scale):
