@@ -63,7 +63,7 @@ class Contexts:
     """
 
     def __init__(self, requests: Sequence[int | Context | Sequence[Context] | None]) -> None:
-        rows = [list(_contexts_of(request)) for request in requests]
+        self._rows = rows = [tuple(_contexts_of(request)) for request in requests]
         self.each = max((len(row) for row in rows), default=0) or 1
         self.requests = len(rows)
         self.array = (_library.Context * (self.each * len(rows)))()
@@ -71,6 +71,26 @@ class Contexts:
             for place in range(self.each):
                 one = row[place] if place < len(row) else Context(-1)
                 self.array[number * self.each + place] = _library.Context(**one._asdict())
+        self._grouped: tuple[Any, ...] = ()
+
+    def grouped(self, indptr: Integers, q: Any) -> "tuple[Any, np.ndarray[Any, Any], Contexts] | None":
+        """The tokens of q in an order in which requests with the same contexts are neighbours, for which the library reads a
+        context once: (a tensor of torch with the tokens in that order, their indptr, their contexts). None: they are
+        neighbours already, or indptr does not fit."""
+        starts = integers("indptr", indptr)
+        changes = sum(a != b for a, b in zip(self._rows, self._rows[1:]))
+        if changes < len(set(self._rows)) or len(starts) != len(self._rows) + 1:
+            return None
+        if not self._grouped or self._grouped[0] != q.device or not np.array_equal(self._grouped[1], starts):
+            import torch
+
+            order = sorted(range(len(self._rows)), key=self._rows.__getitem__)
+            tokens = np.concatenate([np.arange(starts[one], starts[one + 1]) for one in order])
+            self._grouped = (q.device, starts.copy(), (
+                torch.from_numpy(tokens).to(q.device), np.cumsum([0, *(starts[one + 1] - starts[one] for one in order)]),
+                Contexts([self._rows[one] for one in order])))
+        found: tuple[Any, np.ndarray[Any, Any], Contexts] = self._grouped[2]
+        return found if len(found[0]) == len(q) == starts[-1] else None
 
 
 class DeviceContexts:

@@ -41,7 +41,7 @@ class Borrowed:
     """A sqz_tensor over someone's memory, which stays there as long as this lives. `at`: its address."""
 
     def __init__(self, name: str, tensor: Any) -> None:
-        torch = _is_torch(tensor)
+        torch = torch_of(tensor)
         if (torch is not None and (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided and
                 not tensor.requires_grad and (kind := _dtypes(torch).get(tensor.dtype))):
             self._of_torch(tensor, kind)
@@ -77,7 +77,7 @@ def _dtypes(torch: Any) -> dict[Any, int]:
             torch.bfloat16: 4 | 16 << 8 | 1 << 16}
 
 
-def _is_torch(tensor: Any) -> Any:
+def torch_of(tensor: Any) -> Any:
     """The module torch if the tensor is torch's; nobody else needs it imported."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and isinstance(tensor, torch.Tensor) else None
@@ -85,7 +85,7 @@ def _is_torch(tensor: Any) -> Any:
 
 def _current_device(tensor: Any) -> Any:
     """A context in which the tensor's GPU is torch's current one: torch exports tensors of no other."""
-    torch = _is_torch(tensor)
+    torch = torch_of(tensor)
     if torch is None or not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(tensor.device)
@@ -125,7 +125,7 @@ def empty(name: str, like: Any, shape: tuple[int, ...], float32: bool = False) -
     """A tensor of the same kind and device, of its dtype or float32."""
     if isinstance(like, np.ndarray):
         return np.empty(shape, np.float32 if float32 else like.dtype)
-    torch = _is_torch(like)
+    torch = torch_of(like)
     if torch is None:
         raise TypeError(f"{name}: found None, expected a tensor: {type(like).__name__} is not of numpy or torch")
     return torch.empty(shape, dtype=torch.float32 if float32 else like.dtype, device=like.device)
@@ -133,8 +133,13 @@ def empty(name: str, like: Any, shape: tuple[int, ...], float32: bool = False) -
 
 def stream_of(tensor: Any) -> int | None:
     """The stream on which torch works with this tensor; None, the default stream, for other tensors."""
-    torch = _is_torch(tensor)
+    torch = torch_of(tensor)
     return torch.cuda.current_stream(tensor.device).cuda_stream if torch is not None and tensor.is_cuda else None
+
+
+def capturing(tensor: Any) -> bool:
+    """Whether torch captures a graph on the tensor's GPU: no memory can come from the host then."""
+    return bool(tensor.is_cuda and torch_of(tensor).cuda.is_current_stream_capturing())
 
 
 def integers(name: str, values: Integers) -> np.ndarray[Any, Any]:
@@ -147,7 +152,7 @@ def integers(name: str, values: Integers) -> np.ndarray[Any, Any]:
 
 def on_gpu(name: str, numbers: Any) -> Any:
     """A tensor of torch in the memory of a GPU, where the library reads it, or None for numbers in host memory."""
-    if _is_torch(numbers) is None or not numbers.is_cuda:
+    if torch_of(numbers) is None or not numbers.is_cuda:
         return None
     if str(numbers.dtype) != "torch.int64" or numbers.dim() != 1 or not numbers.is_contiguous():
         raise ValueError(f"{name}: found {numbers.dtype} {list(numbers.shape)} on a GPU, expected contiguous int64 [tokens]")

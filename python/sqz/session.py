@@ -10,7 +10,8 @@ from sqz import _library
 from sqz._arguments import Arguments, Context, Contexts, DeviceContexts, doubles, head_range
 from sqz._handle import Handle
 from sqz._library import INVALID_ARGUMENT, choice, lib
-from sqz._tensors import CUDA, Borrowed, Device, DLPackTensor, Integers, device_of, empty, require, stream_of
+from sqz._tensors import (CUDA, Borrowed, Device, DLPackTensor, Integers, capturing, device_of, empty, integers, require,
+                          stream_of, torch_of)
 from sqz.index import Index
 
 
@@ -130,19 +131,41 @@ class Session(Handle):
         indptr: [requests + 1] first tokens of the requests in q; None = one request. stream: a cudaStream_t as a
         number; None = torch's current one for tensors of torch, else the default stream. On a GPU the call returns
         before its work is done. q_before_rope: for selector saap. contexts: for each request None (its lse is
-        -infinity and its out 0), a slot, or one or several Contexts; without it all attend to slot 0. With
-        DeviceContexts each token of q is a request.
+        -infinity and its out 0), a slot, or one or several Contexts; without it all attend to slot 0. A context is read
+        once for all requests of torch's tensors, and for neighbours of others. With DeviceContexts each token of q is a
+        request.
         Rows of a request with a query that is NaN or infinite become NaN. Error with status 8 names token and head of
         finite queries with a logit or an output beyond float32; on a GPU those rows become NaN.
         """
         out, lse = _results(q, self._value_dims.get(layer, 0), out, lse)
         if contexts is not None and not isinstance(contexts, Contexts | DeviceContexts):
             contexts = Contexts(contexts)
+        if isinstance(contexts, Contexts) and indptr is not None and stream is None and torch_of(q) and not capturing(q):
+            if self._attend_grouped(layer, q, out, lse, positions, indptr, q_before_rope, contexts):
+                return out, lse
         args = Arguments(layer, q, out, lse, positions, indptr, stream, q_before_rope, contexts)
         with self._pointer.lock:
             status = lib.sqz_attend(self._pointer.at, c.byref(args.struct))
         self._check(status)
         return out, lse
+
+    def _attend_grouped(self, layer: int, q: Any, out: Any, lse: Any, positions: Any, indptr: Integers, q_before_rope: Any,
+                        contexts: Contexts) -> bool:
+        """attend() with the requests of a context side by side. False, and out and lse are as before, if they are so already,
+        or for an error: that of the call as it was given names requests and tokens as the caller counts them."""
+        if (grouped := contexts.grouped(indptr, q)) is None or positions is not None and len(positions) != len(q):
+            return False
+        tokens, starts, others = grouped
+        if positions is not None:
+            positions = positions[tokens] if torch_of(positions) else integers("positions", positions)[tokens.cpu().numpy()]
+        before = None if q_before_rope is None else q_before_rope[tokens]
+        try:
+            found = self.attend(layer, q[tokens], None, None, positions, starts, None, before, others)
+        except _library.Error:
+            return False
+        for to, one in zip((out, lse), found, strict=True):
+            to.index_copy_(0, tokens, one)
+        return True
 
     def select(self, layer: int, q: DLPackTensor, positions: Integers | None = None, indptr: Integers | None = None,
                stream: int | None = None, q_before_rope: DLPackTensor | None = None) -> list[list[tuple[int, int]]]:

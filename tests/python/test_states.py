@@ -26,6 +26,22 @@ def test_a_context_for_each_request(heads):
         session.attend(1, q, contexts=[3])
 
 
+def test_requests_of_a_context_are_made_neighbours(heads):
+    torch = pytest.importorskip("torch")
+    session, q = sqz.Session(heads, selector="dense"), queries(heads.info, 8)
+    named, indptr = sqz.Contexts([3, None, 0, 3, 0]), [0, 2, 3, 4, 6, 8]
+    tokens, starts, _ = named.grouped(indptr, torch.from_numpy(q))
+    assert tokens.tolist() == [2, 3, 6, 7, 0, 1, 4, 5] and starts.tolist() == [0, 1, 2, 4, 6, 8]
+    assert sqz.Contexts([0, 0, 3, 3]).grouped([0, 1, 2, 3, 4], torch.from_numpy(q[:4])) is None
+    with sqz.Index(SEEDS / "buckets.sqz") as again:
+        session.put(3, again)
+        expected = session.attend(1, q, indptr=indptr, contexts=named)  # numpy's rows are taken as they come
+        for found, right in zip(session.attend(1, torch.from_numpy(q), indptr=indptr, contexts=named), expected):
+            np.testing.assert_array_equal(found, right)
+    with pytest.raises(sqz.Error, match=r"contexts\[1\]: found slot 7, expected one that has an index"):
+        session.attend(1, torch.from_numpy(q[:3]), indptr=[0, 1, 2, 3], contexts=[3, 7, 3])
+
+
 def test_contexts_that_do_not_fit(heads, index):
     dense, q = sqz.Session(heads, selector="dense"), queries(heads.info, 2)
     with pytest.raises(ValueError, match="contexts: found those of 1 requests, expected 2"):
