@@ -1,5 +1,4 @@
-// sqz_build.h as a host meets it, through libsqz.so, against the functions behind it: libsqz has a
-// trainer of its own in place of FAISS, so equal bytes are not self-evident.
+// sqz_build.h as a host meets it, through libsqz.so, against the functions behind it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
