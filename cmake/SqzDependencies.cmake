@@ -1,4 +1,5 @@
-# Every dependency, found once.
+# Every dependency, found once. Order matters: Debian's faiss config names OpenMP::OpenMP_CXX without
+# finding it, so OpenMP comes first.
 
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
@@ -23,6 +24,8 @@ if(missing)
 endif()
 
 if(NOT SQZ_RUNTIME_ONLY)
+  find_package(OpenMP REQUIRED)
+  find_package(faiss REQUIRED)
   find_package(HDF5 REQUIRED COMPONENTS C)
   find_package(CLI11 REQUIRED)
   find_package(spdlog REQUIRED)
@@ -36,7 +39,6 @@ if(NOT SQZ_RUNTIME_ONLY)
   pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
   pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
   if(SQZ_TRAINING)
-    find_package(OpenMP REQUIRED)
     find_package(Torch REQUIRED)
     unset(CMAKE_CUDA_FLAGS)  # LibTorch's architectures: our kernels would be compiled for them, too
   endif()

@@ -58,14 +58,14 @@ std::vector<int32_t> cut(const float* unit, int64_t dim, std::vector<int32_t>& m
 }  // namespace
 
 Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const EngineChoice& choice) {
-  if (choice.name == "faiss") return make_cpu_kmeans();
+  if (choice.name == "faiss") return make_faiss_kmeans();
   if (choice.name != "auto" && choice.name != "cuda") {
     return Status(Code::kInvalidArgument,
                   bad_field("options", "engine", choice.name, "auto, faiss or cuda"));
   }
   auto engine = make_cuda_kmeans(choice.dim, choice.gpu);
   if (engine.ok()) return engine;
-  if (choice.name == "auto") return make_cpu_kmeans();
+  if (choice.name == "auto") return make_faiss_kmeans();
   // The choice is wrong, not a file.
   const bool cannot = engine.status().code() == Code::kUnsupported;
   return Status(cannot ? Code::kInvalidArgument : engine.status().code(),

@@ -51,16 +51,16 @@ struct EngineChoice {
 };
 
 // By name:
-//   "faiss"  the algorithm of FAISS on the CPU, always there
+//   "faiss"  on the CPU, always there
 //   "cuda"   this project's kernels, where sqz was built with SQZ_CUDA
 //   "auto"   cuda where it can run, else faiss
 // Another name is kInvalidArgument. So is an engine that cannot run here, and the message says why:
 // not compiled in, no GPU, driver or GPU too old, or a `dim` that it cannot do.
 Result<std::unique_ptr<KmeansEngine>> make_kmeans_engine(const EngineChoice& choice);
 
-// Lloyd's iterations as faiss::Clustering does them, without subsampling. Same bytes on every
+// Lloyd's iterations by faiss::Clustering, without subsampling, on the CPU. Same bytes on every
 // processor with fused multiply-add, whatever the number of threads.
-std::unique_ptr<KmeansEngine> make_cpu_kmeans();
+std::unique_ptr<KmeansEngine> make_faiss_kmeans();
 // libindex/cuda/kmeans.h. Same bytes from run to run on GPUs of one kind.
 Result<std::unique_ptr<KmeansEngine>> make_cuda_kmeans(int64_t dim, int gpu);
 

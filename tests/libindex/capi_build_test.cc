@@ -1,4 +1,5 @@
-// sqz_build.h as a host meets it, through libsqz.so, against the functions behind it.
+// sqz_build.h as a host meets it, through libsqz.so, against the functions behind it: libsqz has a
+// trainer of its own in place of FAISS, so equal bytes are not self-evident.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

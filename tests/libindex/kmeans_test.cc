@@ -7,7 +7,6 @@
 #include <numeric>
 #include <set>
 
-#include "formats/base/hash.h"
 #include "tests/libindex/kmeans_cost.h"
 
 namespace sqz {
@@ -23,7 +22,7 @@ std::vector<int32_t> run(const std::vector<float>& points, int64_t dim, int64_t 
   const auto count = static_cast<int64_t>(points.size()) / dim;
   std::vector<int32_t> assignment(static_cast<size_t>(count), -1);
   KmeansProblem problem{points.data(), weights, count, dim, clusters, 10, seed, assignment.data()};
-  const Status status = make_cpu_kmeans()->run({&problem, 1}, threads, {});
+  const Status status = make_faiss_kmeans()->run({&problem, 1}, threads, {});
   EXPECT_TRUE(status.ok()) << status.message();
   return assignment;
 }
@@ -107,7 +106,7 @@ TEST(Kmeans, UsesAllPoints) {
     points.push_back(static_cast<float>(std::sin(angle)));
   }
   const KmeansProblem problem{points.data(), nullptr, 4000, 2, 2, 40, 1, assignment.data()};
-  ASSERT_TRUE(make_cpu_kmeans()->run({&problem, 1}, 1, {}).ok());
+  ASSERT_TRUE(make_faiss_kmeans()->run({&problem, 1}, 1, {}).ok());
   double sum[2][2] = {};
   for (int i = 0; i < 4000; ++i) {
     for (int c : {0, 1}) sum[assignment[i]][c] += points[2 * i + c];
@@ -148,7 +147,7 @@ TEST(Kmeans, SameBitsForAnyThreadsAndBatch) {
           {points[h].data(), nullptr, kCount, kDim, kClusters, 10, h, out[h].data()});
     }
     int done = 0;
-    EXPECT_TRUE(make_cpu_kmeans()->run(problems, threads, [&] { ++done; }).ok());
+    EXPECT_TRUE(make_faiss_kmeans()->run(problems, threads, [&] { ++done; }).ok());
     EXPECT_EQ(done, kHeads);
     return out;
   };
@@ -182,42 +181,6 @@ TEST(Kmeans, NoClusterIsEmpty) {
     few.insert(few.end(), row, row + 4);
   }
   for (int64_t size : sizes_of(run(few, 4, 40, 9), 40)) EXPECT_GT(size, 0);
-}
-
-// The hash of the labels that faiss::Clustering gave, by FAISS 1.7.3, with the same search. The
-// last bits of sums decide about points between clusters.
-TEST(Kmeans, HasTheClustersOfFaiss) {
-  std::vector<int32_t> all;
-  const auto add = [&](KmeansProblem problem) {
-    std::vector<int32_t> labels(static_cast<size_t>(problem.count), -1);
-    problem.assignment = labels.data();
-    ASSERT_TRUE(make_cpu_kmeans()->run({&problem, 1}, 2, {}).ok());
-    all.insert(all.end(), labels.begin(), labels.end());
-  };
-  for (const int64_t dim : {3, 16, 64, 96, 128}) {
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
-      const int64_t count = 1500 + dim;
-      const std::vector<float> points = test::clustered_points(count, dim, 40, 3, seed);
-      test::Rng rng(seed);
-      std::vector<float> weights;
-      for (int64_t i = 0; i < count; ++i) weights.push_back(static_cast<float>(rng.below(50) + 1));
-      const uint64_t large = kmeans_seed(seed, 3, 1, 0);
-      add({points.data(), nullptr, count, dim, count / 20, 10, large, nullptr});
-      add({points.data(), weights.data(), count, dim, count / 3, 3, seed, nullptr});
-    }
-  }
-  // Clusters are split where others are empty: equal points, zeros, and more clusters than
-  // directions.
-  std::vector<float> points;
-  for (int i = 0; i < 900; ++i) {
-    const float noise = i % 7 == 0 ? 0.01f * static_cast<float>(i % 11) : 0.0f;
-    const float row[4] = {i % 3 == 0 ? 1.0f : 0.0f, i % 3 == 1 ? 2.0f + noise : 0.0f, noise, 0};
-    points.insert(points.end(), row, row + 4);
-  }
-  for (const int64_t clusters : {5, 40, 300, 899}) {
-    add({points.data(), nullptr, 900, 4, clusters, 10, 9, nullptr});
-  }
-  EXPECT_EQ(hex(xxh3_64(std::as_bytes(std::span(all)))), "1f05513d585246c5");
 }
 
 TEST(Kmeans, RefillCutsTheLargestApart) {

@@ -29,7 +29,7 @@ Built build(const std::vector<int64_t>& clusters, int threads = 2) {
   TreeOptions options;
   options.clusters = clusters;
   options.threads = threads;
-  auto trees = build_trees(*make_cpu_kmeans(), heads, kKeys, kDim, options, {});
+  auto trees = build_trees(*make_faiss_kmeans(), heads, kKeys, kDim, options, {});
   EXPECT_TRUE(trees.ok()) << trees.status().message();
   built.trees = std::move(trees).value();
   return built;

@@ -102,9 +102,9 @@ void expect_no_empty_cluster(const Heads& heads, const std::vector<std::vector<i
   }
 }
 
-TEST(CudaEngine, ObjectiveIsThatOfTheCpu) {
+TEST(CudaEngine, ObjectiveIsThatOfFaiss) {
   SQZ_SKIP_WITHOUT_GPU();
-  const auto cpu = make_cpu_kmeans();
+  const auto faiss = make_faiss_kmeans();
   const auto engine = make_cuda_kmeans(64, 0).value();
   for (const bool weighted : {false, true}) {
     Heads heads{{}, {}, 64, 400};
@@ -115,11 +115,11 @@ TEST(CudaEngine, ObjectiveIsThatOfTheCpu) {
       heads.weights.emplace_back(8000);
       for (float& w : heads.weights.back()) w = static_cast<float>(1 + rng.below(40));
     }
-    const double reference = cost(heads, labels_of(*cpu, heads));
+    const double reference = cost(heads, labels_of(*faiss, heads));
     const auto labels = labels_of(*engine, heads);
     expect_no_empty_cluster(heads, labels);
     const double ours = cost(heads, labels);
-    std::printf("%s objective, cuda / cpu: %.6f\n", weighted ? "weighted" : "plain",
+    std::printf("%s objective, cuda / faiss: %.6f\n", weighted ? "weighted" : "plain",
                 ours / reference);
     EXPECT_LE(ours, 1.001 * reference);
     EXPECT_GE(ours, 0.97 * reference) << "the two do not measure the same thing";
@@ -144,7 +144,7 @@ TEST(CudaEngine, AnyShape) {
     SCOPED_TRACE(concat(shape.heads, " x ", shape.count, " x ", shape.dim, ", C ", shape.clusters));
     const auto labels = labels_of(*make_cuda_kmeans(shape.dim, 0).value(), heads);
     expect_no_empty_cluster(heads, labels);
-    const auto reference = labels_of(*make_cpu_kmeans(), heads);
+    const auto reference = labels_of(*make_faiss_kmeans(), heads);
     EXPECT_LE(cost(heads, labels),
               1.1 * cost(heads, reference) + 0.01 * static_cast<double>(shape.count));
   }
