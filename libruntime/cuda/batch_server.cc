@@ -93,7 +93,7 @@ bool BatchServer::serves(const AttendCall& call, bool selects) const {
   const bool fits = !coded || (metadata.model.head_dim <= kMostCodedDim &&
                                metadata.model.kv_heads * layer.slots < int64_t{kExactRow});
   return call.tokens >= least_requests(selects, coded) && fits && call.dtype == metadata.dtype &&
-         (!selects || selects_);
+         setup_.uploaded->has_usual_keys(call.layer) && (!selects || selects_);
 }
 
 Status BatchServer::attend(const AttendCall& call, const AttendParams& params, bool selects) {

@@ -164,7 +164,8 @@ Result<RunLists> BlockServer::look_up(const AttendCall& call, const BlockChunk& 
 // ---- Attention.
 
 bool BlockServer::takes_sm90(const AttendCall& call) const {
-  return attend_memory_ != nullptr && call.dtype == setup_.index->metadata().dtype;
+  return attend_memory_ != nullptr && call.dtype == setup_.index->metadata().dtype &&
+         setup_.uploaded->has_usual_keys(call.layer);
 }
 
 Status BlockServer::attend(const AttendCall& call, const AttendParams& params, bool looks_up,

@@ -6,6 +6,7 @@
 #include "formats/base/parallel.h"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/prefill/common/tiles.h"
 
 namespace sqz::cuda {
 namespace {
@@ -21,10 +22,11 @@ class Placement {
   Placement(std::byte* base, std::vector<Copy>& copies) : base_(base), copies_(copies) {}
 
   template <class T>
-  const T* take(int64_t layer, const T* from, int64_t bytes, bool of_file = true) {
+  const T* take(int64_t layer, const T* from, int64_t bytes, bool of_file = true,
+                int16_t most = 0) {
     if (from == nullptr || bytes == 0) return nullptr;
     std::byte* to = place(static_cast<size_t>(bytes));
-    copies_.push_back({layer, from, to, static_cast<size_t>(bytes), of_file});
+    copies_.push_back({layer, from, to, static_cast<size_t>(bytes), of_file, most});
     return reinterpret_cast<const T*>(to);
   }
   template <class T>
@@ -38,7 +40,7 @@ class Placement {
     std::byte* first = place(static_cast<size_t>(heads) * bytes);
     for (int64_t h = 0; h < heads; ++h) {
       copies_.push_back({layer, from + h * rows * columns, first + static_cast<size_t>(h) * bytes,
-                         bytes, true, rows, columns});
+                         bytes, true, 0, rows, columns});
     }
     return first;
   }
@@ -60,12 +62,13 @@ class Placement {
     return reinterpret_cast<const uint32_t*>(first);
   }
   // Rows of 8 bits, if there are any.
-  CodedRows take_codes(int64_t layer, const CodedRows& from, const LayerView& view, int64_t dim) {
+  CodedRows take_codes(int64_t layer, const CodedRows& from, const LayerView& view, int64_t dim,
+                       int16_t most_scale = 0) {
     const int64_t count = from.bits > 0 ? view.kv_heads * view.slots : 0;
     const auto* scales = static_cast<const std::byte*>(from.scales);
     return {.bits = from.bits,
             .codes = take(layer, from.codes, count * dim),
-            .scales = take(layer, scales, count * dtype_size(view.dtype))};
+            .scales = take(layer, scales, count * dtype_size(view.dtype), true, most_scale)};
   }
   size_t used() const { return used_; }
 
@@ -134,7 +137,8 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     DeviceLayer& out = layers_[static_cast<size_t>(l)];
     out.levels = view.levels;
     const auto rows = [&](const void* from, int64_t count) {
-      return place.take(l, static_cast<const std::byte*>(from), size * view.head_dim * count);
+      return place.take(l, static_cast<const std::byte*>(from), size * view.head_dim * count, true,
+                        most_key(view.dtype));
     };
     const auto value_rows = [&](const void* from, int64_t count) {
       return place.take(l, static_cast<const std::byte*>(from), size * view.value_dim * count);
@@ -166,7 +170,8 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     out.exact_values = value_rows(view.exact_values, view.exact);
     out.keys = rows(view.keys, view.slots);
     out.values = value_rows(view.values, view.slots);
-    out.coded_keys = place.take_codes(l, view.coded_keys, view, view.head_dim);
+    out.coded_keys =
+        place.take_codes(l, view.coded_keys, view, view.head_dim, most_key_scale(view.dtype));
     out.coded_values = place.take_codes(l, view.coded_values, view, view.value_dim);
     if (out.coded_keys.bits > 0) {
       const LevelTable& finest = table.level[static_cast<size_t>(view.levels - 1)];

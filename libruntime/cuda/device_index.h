@@ -59,6 +59,8 @@ class DeviceIndex {
   size_t bytes() const { return bytes_; }
   // Returns once the layer is there, or with the error that the upload met.
   Status wait(int64_t layer) { return upload_->wait(layer); }
+  // Then: whether its keys are small enough for kernels that do not look for overflow.
+  bool has_usual_keys(int64_t layer) const { return !upload_->has_large(layer); }
 
  private:
   DeviceIndex() = default;

@@ -61,6 +61,16 @@ void list_clusters(const Copy& piece, std::byte* out) {
   }
 }
 
+// The largest of these numbers of 16 bits, without their signs, as bits.
+int16_t largest_of(const std::byte* from, size_t bytes) {
+  const auto* numbers = reinterpret_cast<const uint16_t*>(from);
+  int16_t most = 0;
+  for (size_t i = 0; i < bytes / 2; ++i) {
+    most = std::max(most, static_cast<int16_t>(numbers[i] & 0x7FFF));
+  }
+  return most;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Upload>> Upload::start(std::shared_ptr<const SqzFile> file, int device,
@@ -70,6 +80,7 @@ Result<std::unique_ptr<Upload>> Upload::start(std::shared_ptr<const SqzFile> fil
   upload->file_ = std::move(file);
   upload->device_ = device;
   upload->left_ = std::vector<std::atomic<int64_t>>(static_cast<size_t>(layers));
+  upload->large_ = std::vector<std::atomic<bool>>(static_cast<size_t>(layers));
   for (const Copy& copy : copies) upload->cut(copy);
   const auto most = std::max<size_t>(1, std::min<size_t>(threads, upload->pieces_.size()));
   for (size_t i = 0; i < most; ++i) {
@@ -165,6 +176,9 @@ Status Upload::copy_pieces() {
     const Copy& piece = pieces_[index];
     SQZ_RETURN_IF_ERROR(drain(at));
     SQZ_RETURN_IF_ERROR(read(piece, weights, lane.buffer[at]));
+    if (piece.most > 0 && largest_of(lane.buffer[at], piece.bytes) > piece.most) {
+      large_[static_cast<size_t>(piece.layer)] = true;
+    }
     SQZ_RETURN_IF_ERROR(lane.send(piece, at));
     at = (at + 1) % kBuffers;
   }

@@ -22,6 +22,9 @@ struct Copy {
   std::byte* to = nullptr;  // device
   size_t bytes = 0;
   bool of_file = true;
+  // Not 0: `from` are numbers of 16 bits; has_large() tells if the size of one, as bits, is above
+  // it.
+  int16_t most = 0;
   // Not 0: `from` is float32 [rows, columns] of the file, `to` gets the weights that the kernels
   // read (kernels/cuda/prefill/classify/weights.h), `bytes` of them.
   int64_t rows = 0, columns = 0;
@@ -42,6 +45,8 @@ class Upload {
   ~Upload();  // stops and waits
   // Returns once a layer's copies are done, or with the first error of any.
   Status wait(int64_t layer);
+  // Once wait() returned: whether a number of the layer is above its Copy::most.
+  bool has_large(int64_t layer) const { return large_[static_cast<size_t>(layer)]; }
   // Once all layers are there: returns when the threads have ended and their buffers are free.
   void join();
 
@@ -60,6 +65,7 @@ class Upload {
   std::atomic<size_t> next_{0};
   std::atomic<bool> stop_{false};
   std::vector<std::atomic<int64_t>> left_;  // pieces, by layer
+  std::vector<std::atomic<bool>> large_;    // by layer
   std::mutex mutex_;
   std::condition_variable changed_;
   Status status_;  // guarded by mutex_

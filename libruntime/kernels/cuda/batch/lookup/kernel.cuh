@@ -3,8 +3,6 @@
 // for 64 query heads and larger for more.
 #pragma once
 
-#include <cfloat>
-
 #include "libruntime/kernels/cuda/batch/lookup/product.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
@@ -138,7 +136,7 @@ class BatchChoice : private BatchProduct<Element, kDim> {
     if (k_ > 0 || moved) this->load_first(tile);
     const uint32_t before = k_ == 0 ? 0 : this->faults_before();
     if (thread_ == 0) s_.faults = before;
-    this->load_queries();
+    if (const uint32_t beyond = this->load_queries()) atomicOr(&s_.faults, beyond);
     find_denominators();
     __syncthreads();
     const uint32_t faults = s_.faults;
@@ -179,7 +177,7 @@ class BatchChoice : private BatchProduct<Element, kDim> {
     const float lse = l == 0 ? 0 : m + log2f(l);
     const bool is = this->has(group, v, n);
     s_.lse[row] = is ? lse + (kScores ? 0 : level_.threshold) : INFINITY;
-    if (is && !(fabsf(lse) <= FLT_MAX)) {
+    if (is && !(fabsf(lse) <= kMostLogit)) {
       atomicOr(&s_.faults, 1u << this->request_of(group, v, n));
     }
   }

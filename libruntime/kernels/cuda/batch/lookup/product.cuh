@@ -9,6 +9,7 @@
 
 #include "libruntime/kernels/cuda/batch/lookup/list.cuh"
 #include "libruntime/kernels/cuda/common/rows.cuh"
+#include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 
 namespace sqz::cuda {
 
@@ -59,7 +60,9 @@ class BatchProduct : protected BatchList {
     return tile + 8 * i + 2 * (lane_ % 4) + e;
   }
 
-  __device__ void load_queries() {
+  // Returns a bit for each request of which this thread loads a query beyond kMostQuery.
+  __device__ uint32_t load_queries() {
+    uint32_t beyond = 0;
     constexpr int kChunks = kDim / 32;
     const int n = lane_ / 4, t = lane_ % 4;
 #pragma unroll 2
@@ -76,12 +79,16 @@ class BatchProduct : protected BatchList {
         // Not through the read-only path: kernels that ran beside this one wrote them.
         words[half] = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(p_.q) +
                                                       row * kDim + 32 * c + 8 * t);
+        if (is_beyond<Element>(larger(0, words[half]), p_.scale)) {
+          beyond |= 1u << request_of(group, v, n);
+        }
       }
       uint4* to = queries_[group][j].words + 2 * c * 32 + lane_;
       to[0] = make_uint4(words[0].x, words[1].x, words[0].y, words[1].y);
       to[32] = make_uint4(words[0].z, words[1].z, words[0].w, words[1].w);
     }
     __syncthreads();
+    return beyond;
   }
 
   // The warp's first tile.

@@ -1,6 +1,9 @@
 // From a row of a tile to its query.
 #pragma once
 
+#include <type_traits>
+
+#include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/prefill/common/tiles.h"
 
 namespace sqz::cuda {
@@ -19,6 +22,36 @@ __device__ __forceinline__ int64_t query_index(const QueryTiles& tiles, int2 blo
   const int32_t token = tile * tiles.tokens + within;
   if (within >= tiles.tokens || token >= block.y) return -1;
   return (static_cast<int64_t>(block.x + token) * kv_heads + kv_head) * group + row % tiles.heads;
+}
+
+// Adds eight numbers of 16 bits to `most`: the largest size, as bits, of numbers at even places and
+// of numbers at odd places.
+__device__ __forceinline__ uint32_t larger(uint32_t most, const uint4& words) {
+  const uint32_t all[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (const uint32_t word : all) most = __vmaxu2(most, word & 0x7FFF7FFFu);
+  return most;
+}
+// Whether one of the two is NaN, infinite or beyond kMostQuery.
+template <class Element>
+__device__ __forceinline__ bool is_beyond(uint32_t most, float scale) {
+  const float largest = Element::low(max(most >> 16, most & 0xFFFFu));
+  return !(largest * fmaxf(scale, 1.0f) <= kMostQuery);
+}
+
+// The same of row `row`, which the four lanes of a quad share, of a tile of queries in shared
+// memory: [kChunks][kTileRows][kRowBytes].
+template <class T, int kChunks, int kTileRows>
+__device__ __forceinline__ bool is_row_beyond(const uint8_t* tile, int row, float scale) {
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < 2 * kChunks; ++i) {
+    const uint8_t* from = tile + (i / 2 * kTileRows + row) * kRowBytes + i % 2 * (kRowBytes / 2);
+    most = larger(most, reinterpret_cast<const uint4*>(from)[threadIdx.x & 3]);
+  }
+  most = __vmaxu2(most, __shfl_xor_sync(~0u, most, 1));
+  most = __vmaxu2(most, __shfl_xor_sync(~0u, most, 2));
+  return is_beyond<std::conditional_t<std::is_same_v<T, __half>, F16, Bf16>>(most, scale);
 }
 
 }  // namespace sqz::cuda

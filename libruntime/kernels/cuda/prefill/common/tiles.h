@@ -41,6 +41,23 @@ struct LevelMaps {
   bool made = false;
 };
 
+// Kernels that scale a logit and subtract a rounded maximum from it in one step are off by up to
+// half a step of float32 at the maximum. Rows whose maximum or log-sum-exp is larger than this, to
+// base 2, become NaN.
+inline constexpr float kMostLogit = 0x1p27f;
+// Nobody looks at the products of wgmma for overflow. Bounds keep them below 2^127, scaled or not:
+// other kernels serve layers with larger keys, and a row of a larger query becomes NaN.
+inline constexpr float kMostQuery = 0x1p57f;
+// The largest key or centroid, as bits: 2^60 of BF16, and 2^15 of F16, so that a key in codes does
+// not overflow.
+constexpr int16_t most_key(DType dtype) {
+  return dtype == DType::kBF16 ? 0x5D80 : 0x7800;
+}
+// The largest scale of codes: 2^52 or 2^7.
+constexpr int16_t most_key_scale(DType dtype) {
+  return dtype == DType::kBF16 ? 0x5980 : 0x5800;
+}
+
 // Queries [T, Hq, d] in boxes of `tokens` tokens and `heads` heads of one group; what lies past T
 // arrives as zeros.
 Status encode_query_map(CUtensorMap& map, const PrefillShape& shape, const void* queries,

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kDenominatorThreads)
   }
   // If nothing is alive, no S is looked at, but none may be NaN.
   const float lse = state.y == 0 ? 0.0f : state.x + log2f(state.y);
-  if (!(lse < INFINITY)) params.chosen.totals[list].fault = 1;
+  if (!(fabsf(lse) <= kMostLogit)) params.chosen.totals[list].fault = 1;
   params.lse[query] = lse;
 }
 

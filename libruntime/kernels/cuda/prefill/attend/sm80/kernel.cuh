@@ -167,7 +167,7 @@ class Sm80Attention {
 #pragma unroll
       for (int i = 0; i < 4 * kTiles * kKeyTiles; ++i) {
         float& x = logits[i / 4 / kKeyTiles][i / 4 % kKeyTiles][i % 4];
-        x = sound(x);
+        x = sound(x * p_.scale);
       }
       if (next > end_ || p_.positions != nullptr) mask(logits, tile);
       weigh(logits);
@@ -234,7 +234,7 @@ class Sm80Attention {
       }
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      top[m] = fmaxf(maximum_[m], most * p_.scale);
+      top[m] = fmaxf(maximum_[m], most);
       moves = moves || top[m] > maximum_[m];
     }
     if (__any_sync(~0u, moves)) move_maxima(top);
@@ -243,7 +243,7 @@ class Sm80Attention {
 #pragma unroll
       for (int i = 0; i < 2 * kKeyTiles; ++i) {
         float& weight = x[m / 2][i / 2][m % 2 * 2 + i % 2];
-        weight = ptx::ex2_approx(fmaf(weight, p_.scale, -maximum_[m]));
+        weight = ptx::ex2_approx(weight - maximum_[m]);
         sum_[m] += weight;
       }
     }

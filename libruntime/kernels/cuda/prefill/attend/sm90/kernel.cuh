@@ -298,6 +298,13 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
     } else {
       float logits[kKeys / 2];
       uint32_t weights[kKeys / 16][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (is_row_beyond<T, Config::kChunks, kRows>(shared.queries, first_row + 8 * half,
+                                                     params.scale)) {
+          softmax.spoil(half);
+        }
+      }
       if (kSmallM && first_tile > 0) pass_keys();
       ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
       turns.wait();

@@ -43,6 +43,9 @@ class Softmax {
  public:
   explicit __device__ __forceinline__ Softmax(float scale) : scale_(scale) {}
 
+  // The result of row r + 8 half becomes NaN.
+  __device__ __forceinline__ void spoil(int half) { sum_[half] = NAN; }
+
   // Columns from `valid` on become -infinity.
   __device__ __forceinline__ void mask(float (&logits)[kKeys / 2], int valid) const {
     const int first = 2 * (threadIdx.x & 3);
@@ -122,10 +125,12 @@ class Softmax {
     for (int i = 0; i < kDim / 2; ++i) out[i] *= factor_[(i >> 1) & 1];
   }
 
-  // Ends row r + 8 half, with these values. NaN if a value is beyond float32.
+  // Ends row r + 8 half, with these values. NaN if a value is beyond float32, or the maximum is
+  // beyond kMostLogit.
   template <int kDim>
   __device__ __forceinline__ RowEnd finish(int half, const float (&out)[kDim / 2]) const {
-    float sum = sum_[half];
+    const float shift = shift_[half];
+    float sum = shift == -INFINITY || fabsf(shift) <= kMostLogit ? sum_[half] : NAN;
 #pragma unroll
     for (int i = 0; i < kDim / 2; ++i) {
       if (i / 2 % 2 == half) sum += 0 * out[i];
@@ -134,7 +139,7 @@ class Softmax {
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (sum == 0) return {0.0f, -INFINITY};
     constexpr float kLn2 = 0.69314718055994531f;
-    return {1.0f / sum, shift_[half] * kLn2 + logf(sum)};
+    return {1.0f / sum, shift * kLn2 + logf(sum)};
   }
 
  private:

@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
 #pragma unroll
       for (int m = 0; m < 2 * kTiles; ++m) {
         float& x = d[m / 2][i / 2][m % 2 * 2 + i % 2];
-        x = log_size > -INFINITY ? fmaf(sound(x), call.scale, log_size) : -INFINITY;
+        x = log_size > -INFINITY ? sound(x * call.scale) + log_size : -INFINITY;
       }
     }
     add_exponentials(d, maximum, sum);

@@ -89,7 +89,7 @@ class RowSums {
         if (size.y > 0) sum = fmaf(ptx::ex2_approx(fmaf(logit[1], scale, -shift)), size.y, sum);
       }
       shift_[half] = shift;
-      sum_[half] = sum;
+      sum_[half] = fabsf(shift) <= kMostLogit ? sum : NAN;
     }
   }
 

@@ -118,6 +118,12 @@ __device__ void consume_rows(RowSumStorage<Config>& shared, const PrefillLookupP
       sums.add<kTile>(logits, shared.sizes[ring.stage], scale);
       ptx::mbarrier_arrive_warp(&shared.empty[ring.stage]);
     }
+    bool beyond[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      beyond[half] = is_row_beyond<T, Config::kChunks, kLookupRows>(
+          shared.queries[query_ring.stage], first_row + 8 * half, scale);
+    }
     ptx::mbarrier_arrive_warp(&shared.queries_empty[query_ring.stage]);
     query_ring.advance();
     const int2 block = block_of(params.blocks, item.block);
@@ -125,7 +131,8 @@ __device__ void consume_rows(RowSumStorage<Config>& shared, const PrefillLookupP
         static_cast<int64_t>(params.blocks.tokens) * params.shape.kv_heads * params.shape.group;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float2 state = sums.finish(half);
+      float2 state = sums.finish(half);
+      if (beyond[half]) state.y = NAN;
       const int64_t query = query_index(params.tiles, block, item.kv_head, params.shape.kv_heads,
                                         params.shape.group, item.tile, first_row + 8 * half);
       if ((lane & 3) == 0 && query >= 0) {
