@@ -449,6 +449,24 @@ def test_requests_of_a_step_have_their_contexts(monkeypatch, folder):
             pass
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_step_that_no_graph_fits_is_not_taken_for_a_uniform_one(fits, monkeypatch):
+    class Model:
+        def _prepare_inputs(self, *_):
+            pass
+
+        def _determine_batch_execution_and_padding(self, **named):
+            return named
+
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu_model_runner", SimpleNamespace(GPUModelRunner=Model))
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.worker_base", SimpleNamespace(WorkerBase=type("Worker", (), {})))
+    monkeypatch.setattr(sqz.vllm, "_registered", Options(contexts="books"))
+    monkeypatch.setattr(runner, "_step", [[(2, 0, 0)]] * (8 if fits else 9))
+    runner.install()
+    assert Model()._determine_batch_execution_and_padding(num_reqs=9) == {"num_reqs": 9} | (
+        {} if fits else {"force_uniform_decode": False})
+
+
 @pytest.mark.parametrize(("extra", "names"), [(None, None), ({}, None), ({"sqz_context": "a"}, ["a"]),
                                               ({"sqz_context": ["a", "b"]}, ["a", "b"]),
                                               ({"sqz_context": '["a", "b"]'}, ["a", "b"])])

@@ -85,7 +85,7 @@ def install() -> None:
     @functools.wraps(determine)
     def determine_without_full(self: Any, *arguments: Any, **named: Any) -> Any:
         if registered().contexts and _step is not None and not fits_graph(_step):
-            named["use_cascade_attn"] = True  # for which no full graph is replayed
+            named["force_uniform_decode"] = False  # then no full graph is replayed
         return determine(self, *arguments, **named)
 
     GPUModelRunner._prepare_inputs = prepare_behind
