@@ -203,3 +203,29 @@ def test_a_context_grows(tmp_path):
             with pytest.raises(sqz.Error, match="without the . contexts that stood in front when it was made"):
                 answers(nano, questions[0])
     assert grown == [whole_answers(nano, ids, question)[0] for question in questions]
+
+
+@pytest.mark.parametrize("scaling", [
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 128}], ids=lambda scaling: scaling["rope_type"])
+def test_contexts_turn_as_the_model_does(scaling, tmp_path):
+    torch.manual_seed(4)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, head_dim=16,
+        num_key_value_heads=2, max_position_embeddings=1024, initializer_range=0.2,
+        rope_parameters={"rope_theta": 10000.0, **scaling})).eval()
+    ids, question = torch.randint(3, 320, (1, 600)), torch.randint(3, 320, (1, 12))
+    first = sqz.build(model, None, ids[:, :350], tmp_path / "a.sqz", rows="f16")
+    second = sqz.build(model, None, ids[:, 350:], tmp_path / "b.sqz", rows="f16", after=[first])
+    with torch.no_grad():
+        whole = model(torch.cat([ids, question], 1)).logits[:, 600:]
+        with sqz.transformers.FixedContext(model, [first, second], selector="dense"):
+            assert (model(question).logits - whole).abs().max() < 5e-3 * whole.abs().max()
+    q, angle = torch.randn(3, 4, 16), 350 * model.model.rotary_emb.inv_freq.double()
+    a, b = q.double().chunk(2, -1)
+    back = torch.cat([a * angle.cos() + b * angle.sin(), b * angle.cos() - a * angle.sin()], -1).float()
+    with sqz.Index(first) as index, sqz.Session(index, selector="dense", max_contexts=2) as session:
+        for found, expected in zip(session.attend(1, q, contexts=[[sqz.Context(0, 350)]]), session.attend(1, back),
+                                   strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
