@@ -103,7 +103,8 @@ if __name__ == "__main__":
 """
 
 
-def test_contexts_are_never_mixed(tmp_path):
+@pytest.mark.parametrize("session", [{"selector": "dense"}, {"budget": 0.25, "block": 1}], ids=["dense", "sparse"])
+def test_contexts_are_never_mixed(session, tmp_path):
     """Many contexts, each with its own fact: every answer is that of its own context alone, whatever was evicted."""
     tokenizer, model = transformers.AutoTokenizer.from_pretrained(NANO), load(NANO)
     # Two blocks of vLLM's cache, which are equal for all contexts but for their salt.
@@ -120,19 +121,19 @@ def test_contexts_are_never_mixed(tmp_path):
         ids = tokenizer.encode(f"{text[first:first + 400]}\nOne of the special magic numbers for lantern is: "
                                f"{1234567 + number * 314159 % 8765432}.\n{text[first + 400:first + 800]}")
         path = tmp_path / f"{number}.sqz"
-        sqz.build(model, tokenizer, ids, path, progress=False)
+        sqz.build(model, tokenizer, ids, path, tail=16, progress=False)
         bytes_each = max(bytes_each, path.stat().st_size)
-        with sqz.transformers.FixedContext(model, path, selector="dense") as fixed:
+        with sqz.transformers.FixedContext(model, path, **session) as fixed:
             alone[str(number)] = answers(model, torch.tensor([question]), max_new_tokens=8)[0]
-            assert fixed.stats().selections > 0
+            assert fixed.stats().selections > 0 and fixed.stats().delivered_budget < (1.01 if "selector" in session else 0.4)
     assert len(set(map(tuple, alone.values()))) > contexts // 2  # most find their own number
     asked = [(str(number % contexts), question) for number in range(requests)]
     asked += [(str(contexts), question), (["1", "../1"], question), ([str(one) for one in range(held + 1)], question)]
     engine = {"model": str(NANO), "max_model_len": 512, "max_num_seqs": at_a_time}
     program = subprocess.run([sys.executable, "-c", LIBRARY], text=True, capture_output=True, timeout=600 + requests,
                              check=False, input=json.dumps((engine, asked)),
-                             env=os.environ | {"SQZ_CONTEXTS": str(tmp_path), "SQZ_SELECTOR": "dense",
-                                               "SQZ_MEMORY": str(held * bytes_each)})
+                             env=os.environ | {"SQZ_CONTEXTS": str(tmp_path), "SQZ_MEMORY": str(held * bytes_each)} |
+                             {f"SQZ_{name.upper()}": str(value) for name, value in session.items()})
     lines = dict(line.split(" ", 1) for line in program.stdout.splitlines() if line.startswith(("ANSWERS", "COUNTED")))
     found, counted = json.loads(lines["ANSWERS"]), json.loads(lines["COUNTED"])
     for (name, _), answer in zip(asked[:-3], found[:-3], strict=True):
