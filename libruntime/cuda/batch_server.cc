@@ -88,8 +88,8 @@ size_t BatchServer::lay_out(void* base) {
 
 bool BatchServer::serves(const AttendCall& call, bool selects) const {
   const IndexMetadata& metadata = setup_.index->metadata();
-  const DeviceLayer& layer = setup_.uploaded->layer(call.layer);
-  const bool coded = layer.coded_keys.bits > 0;
+  const AttendLayer& layer = setup_.uploaded->layer(call.layer).keys;
+  const bool coded = layer.coded.present();
   const bool fits = !coded || (metadata.model.head_dim <= kMostCodedDim &&
                                metadata.model.kv_heads * layer.slots < int64_t{kExactRow});
   return call.tokens >= least_requests(selects, coded) && fits && call.dtype == metadata.dtype &&
@@ -100,7 +100,7 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
   const auto stream = static_cast<cudaStream_t>(call.stream);
   PrefillAttend attend;
   attend.shape = shape_;
-  attend.keys = prefill_keys(params);
+  attend.keys = params;
   attend.maps = &setup_.key_maps[call.layer];
   const bool coded = params.coded.present();
   const int64_t each = part_of(call.tokens, most_);

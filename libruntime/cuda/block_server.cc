@@ -136,14 +136,9 @@ Result<RunLists> BlockServer::look_up(const AttendCall& call, const BlockChunk& 
   lookup.q_dtype = call.dtype;
   lookup.counters = counters;
   for (int k = 0; k < levels.levels; ++k) {
-    const LookupLevel& from = levels.level[k];
     PrefillLevel& to = lookup.level;
-    to = {.centroids = from.centroids,
-          .greatest = from.greatest,
-          .offsets = from.offsets,
-          .sizes = from.sizes,
-          .clusters = from.clusters,
-          .finest = k + 1 == levels.levels};
+    to = {levels.level[k]};
+    to.finest = k + 1 == levels.levels;
     if (hopper) to.maps = &level_maps_[static_cast<size_t>(call.layer * kMostLevels + k)];
     for (int scope = 0; scope < kScopes; ++scope) {
       // Pages and buckets are counted, and have no thresholds.
@@ -231,7 +226,7 @@ Status BlockServer::attend_sm90(const AttendParams& params, const QueryBlocks& b
   PrefillAttend attend;
   attend.shape = shape_;
   attend.blocks = blocks;
-  attend.keys = prefill_keys(params);
+  attend.keys = params;
   attend.maps = maps;
   attend.selected = params.lists;
   attend.queries = params.q;

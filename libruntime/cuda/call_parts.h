@@ -37,27 +37,5 @@ inline PrefillShape prefill_shape(const IndexMetadata& metadata) {
           static_cast<int32_t>(metadata.model.group_size()),
           static_cast<float>(metadata.model.attention_scale)};
 }
-inline PrefillKeys prefill_keys(const AttendParams& params) {
-  return {params.keys,
-          params.values,
-          static_cast<int32_t>(params.slots),
-          params.exact_keys,
-          params.exact_values,
-          static_cast<int32_t>(params.exact),
-          static_cast<int32_t>(params.exact_skipped),
-          params.coded};
-}
-
-// Rows of codes; empty if the layer has none.
-inline CodedSource coded_source(const DeviceLayer& layer) {
-  if (layer.coded_keys.bits == 0) return {};
-  const DeviceLevel& finest = layer.level[static_cast<size_t>(layer.levels - 1)];
-  return {.keys = layer.coded_keys,
-          .values = layer.coded_values,
-          .clusters = layer.clusters_of_slots,
-          .mean_keys = finest.centroids,
-          .mean_values = finest.value_means,
-          .count = static_cast<int32_t>(finest.clusters)};
-}
 
 }  // namespace sqz::cuda

@@ -61,10 +61,10 @@ class Placement {
     }
     return reinterpret_cast<const uint32_t*>(first);
   }
-  // Rows of 8 bits, if there are any.
+  // Rows of 8 bits.
   CodedRows take_codes(int64_t layer, const CodedRows& from, const LayerView& view, int64_t dim,
                        int16_t most_scale = 0) {
-    const int64_t count = from.bits > 0 ? view.kv_heads * view.slots : 0;
+    const int64_t count = view.kv_heads * view.slots;
     const auto* scales = static_cast<const std::byte*>(from.scales);
     return {.bits = from.bits,
             .codes = take(layer, from.codes, count * dim),
@@ -136,6 +136,7 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     const int64_t size = heads * dtype_size(view.dtype);
     DeviceLayer& out = layers_[static_cast<size_t>(l)];
     out.levels = view.levels;
+    AttendLayer& keys = out.keys;
     const auto rows = [&](const void* from, int64_t count) {
       return place.take(l, static_cast<const std::byte*>(from), size * view.head_dim * count, true,
                         most_key(view.dtype));
@@ -145,37 +146,39 @@ size_t DeviceIndex::lay_out(std::byte* base, std::vector<Copy>& copies) {
     };
     for (int k = 0; k < view.levels; ++k) {
       const LevelView& level = view.level[k];
-      out.level[k] = {.clusters = level.clusters,
-                      .centroids = rows(level.centroids, level.clusters),
-                      .value_means = value_rows(level.value_means, level.clusters),
+      out.level[k] = {.centroids = rows(level.centroids, level.clusters),
                       .offsets = place.take(l, table.level[k].offsets),
                       .sizes = place.take(l, table.level[k].sizes),
-                      .log_sizes = place.take(l, table.level[k].log_sizes)};
+                      .log_sizes = place.take(l, table.level[k].log_sizes),
+                      .clusters = static_cast<int32_t>(level.clusters)};
     }
-    out.page_size = view.page_size;
-    out.pages = view.pages;
-    out.page_min = rows(view.page_min, view.pages);
-    out.page_max = rows(view.page_max, view.pages);
-    out.page_offsets = place.take(l, page_offsets_[static_cast<size_t>(l)]);
-    out.buckets = view.buckets;
+    out.pages = {.centroids = rows(view.page_min, view.pages),
+                 .greatest = rows(view.page_max, view.pages),
+                 .offsets = place.take(l, page_offsets_[static_cast<size_t>(l)]),
+                 .clusters = static_cast<int32_t>(view.pages)};
     if (view.buckets > 0) {
-      out.bucket_offsets = place.take(l, table.bucket_offsets);
-      out.bucket_sizes = place.take(l, table.bucket_sizes);
+      out.buckets = {.offsets = place.take(l, table.bucket_offsets),
+                     .sizes = place.take(l, table.bucket_sizes),
+                     .clusters = static_cast<int32_t>(view.buckets)};
       out.classifier = place_classifier(view, table, l, place);
     }
-    out.slots = view.slots;
-    out.exact = view.exact;
-    out.positions = place.take(l, view.positions, heads * view.slots * 4);
-    out.exact_keys = rows(view.exact_keys, view.exact);
-    out.exact_values = value_rows(view.exact_values, view.exact);
-    out.keys = rows(view.keys, view.slots);
-    out.values = value_rows(view.values, view.slots);
-    out.coded_keys =
-        place.take_codes(l, view.coded_keys, view, view.head_dim, most_key_scale(view.dtype));
-    out.coded_values = place.take_codes(l, view.coded_values, view, view.value_dim);
-    if (out.coded_keys.bits > 0) {
-      const LevelTable& finest = table.level[static_cast<size_t>(view.levels - 1)];
-      out.clusters_of_slots = place.take_clusters(l, finest.offsets, heads, view.slots);
+    keys.slots = view.slots;
+    keys.exact = view.exact;
+    keys.exact_keys = rows(view.exact_keys, view.exact);
+    keys.exact_values = value_rows(view.exact_values, view.exact);
+    keys.keys = rows(view.keys, view.slots);
+    keys.values = value_rows(view.values, view.slots);
+    if (view.coded_keys.bits > 0) {
+      const auto finest = static_cast<size_t>(view.levels - 1);
+      const LevelView& level = view.level[finest];
+      keys.coded = {
+          .keys =
+              place.take_codes(l, view.coded_keys, view, view.head_dim, most_key_scale(view.dtype)),
+          .values = place.take_codes(l, view.coded_values, view, view.value_dim),
+          .clusters = place.take_clusters(l, table.level[finest].offsets, heads, view.slots),
+          .mean_keys = out.level[finest].centroids,
+          .mean_values = value_rows(level.value_means, level.clusters),
+          .count = static_cast<int32_t>(level.clusters)};
     }
   }
   return place.used();

@@ -8,41 +8,19 @@
 
 #include "libruntime/cuda/backend.h"
 #include "libruntime/cuda/upload.h"
+#include "libruntime/kernels/cuda/decode/attend/kernel.h"
+#include "libruntime/kernels/cuda/decode/lookup/kernel.h"
 #include "libruntime/kernels/cuda/prefill/classify/weights.h"
 
 namespace sqz::cuda {
 
 // Device memory; arrays as in LayerView and LevelTable.
-struct DeviceLevel {
-  int64_t clusters = 0;               // n_k
-  const void* centroids = nullptr;    // [Hkv, n_k, d] bf16 or f16
-  const void* value_means = nullptr;  // [Hkv, n_k, dv]; null if the index has none
-  const uint32_t* offsets = nullptr;  // [Hkv, n_k + 1]: first child, or first slot
-  const uint32_t* sizes = nullptr;    // [Hkv, n_k]: keys below
-  const float* log_sizes = nullptr;   // [Hkv, n_k], natural
-};
-
 struct DeviceLayer {
   int levels = 0;
-  std::array<DeviceLevel, kMaxLevels> level;
-  int64_t page_size = 0, pages = 0;          // P pages; 0 = none
-  const void* page_min = nullptr;            // [Hkv, P, d]
-  const void* page_max = nullptr;            // [Hkv, P, d]
-  const uint32_t* page_offsets = nullptr;    // [Hkv, P + 1]: first slot of each page
-  int64_t buckets = 0;                       // C; 0 = none
-  const uint32_t* bucket_offsets = nullptr;  // [Hkv, C + 1]
-  const uint32_t* bucket_sizes = nullptr;    // [Hkv, C]
+  std::array<LookupLevel, kMaxLevels> level;  // thresholds are the plan's
+  LookupLevel pages, buckets;                 // with 0 clusters: none
   ClassifierNetwork classifier;
-  int64_t slots = 0;                    // M
-  const uint32_t* positions = nullptr;  // [Hkv, M]
-  const void* keys = nullptr;           // [Hkv, M, d]
-  const void* values = nullptr;         // [Hkv, M, dv]
-  // Rows of 8 bits in their place, device pointers; bits 0: none.
-  CodedRows coded_keys, coded_values;
-  const uint32_t* clusters_of_slots = nullptr;  // [Hkv, M] as CodedSource::clusters; rows of codes
-  int64_t exact = 0;                            // E
-  const void* exact_keys = nullptr;             // [Hkv, E, d]
-  const void* exact_values = nullptr;           // [Hkv, E, dv]
+  AttendLayer keys;
 };
 
 class DeviceIndex {

@@ -87,10 +87,10 @@ Result<std::vector<ContextLayer>> CudaSession::context_layers() const {
 
 AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
                                         int64_t requests) const {
-  const DeviceLayer& layer = uploaded_->layer(call.layer);
   const LayerGeometry& geometry = geometry_[at(call.layer)];
   const CallRows rows = rows_from(call, first);
   AttendParams params;
+  static_cast<AttendLayer&>(params) = uploaded_->layer(call.layer).keys;
   params.q = rows.q;
   params.out = rows.out;
   params.lse = rows.lse;
@@ -102,12 +102,6 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   params.kv_heads = static_cast<int32_t>(geometry.kv_heads);
   params.group = static_cast<int32_t>(geometry.group_size());
   params.scale = static_cast<float>(geometry.attention_scale) * kLog2E;
-  params.slots = layer.slots;
-  params.exact = layer.exact;
-  params.keys = layer.keys;
-  params.values = layer.values;
-  params.exact_keys = layer.exact_keys;
-  params.exact_values = layer.exact_values;
   params.exact_skipped = call.skip;
   if (selects(call.layer)) {
     params.lists = static_ != nullptr ? static_->lists(call.layer) : lists_;
@@ -117,7 +111,7 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   if (is_recent(call.layer)) {
     params.positions = call.device_positions != nullptr ? call.device_positions : positions_;
     params.offset = call.offset;
-    params.exact_position = index_->metadata().tokens - layer.exact;
+    params.exact_position = index_->metadata().tokens - params.exact;
     params.window = geometry.window;
     params.chunk = geometry.chunk;
   }
@@ -125,7 +119,6 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   if (!params.lists.of_heads) params.counters = &counters_[call.layer].selections;
   params.workspace = attend_workspace_;
   params.device = gpu_;
-  params.coded = coded_source(layer);
   return params;
 }
 
@@ -220,7 +213,7 @@ Result<std::span<const HeadSelection>> CudaSession::select(const AttendCall& cal
   SQZ_RETURN_IF_ERROR(uploaded_->wait(call.layer));
   const CurrentDevice current(device());
   const auto heads = static_cast<size_t>(geometry_[at(call.layer)].kv_heads);
-  const int64_t slots = uploaded_->layer(call.layer).slots;
+  const int64_t slots = uploaded_->layer(call.layer).keys.slots;
   const Route route = route_of(call);
   found_.assign(heads, {});
   if (!selects(call.layer)) {

@@ -72,7 +72,7 @@ class CudaSession final : public ServingSession {
   Status write_positions(const AttendCall& call) const;
   Status look_up(const AttendCall& call, int64_t first, int64_t requests);
   Status read_runs(const AttendCall& call, const RunLists& lists);
-  bool is_coded(int64_t layer) const { return uploaded_->layer(layer).coded_keys.bits > 0; }
+  bool is_coded(int64_t layer) const { return uploaded_->layer(layer).keys.coded.present(); }
   bool is_recent(int64_t layer) const { return geometry_[at(layer)].kind == LayerKind::kRecent; }
   bool is_saap() const { return selector_ == SelectorKind::kSaap; }
 

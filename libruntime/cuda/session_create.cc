@@ -27,30 +27,19 @@ void set_nothing(const DeviceLayer&, const SelectionPlan&, int64_t, LookupParams
 
 void set_buckets(const DeviceLayer& from, const SelectionPlan&, int64_t, LookupParams& to) {
   to.levels = 1;
-  to.level[0].offsets = from.bucket_offsets;
-  to.level[0].sizes = from.bucket_sizes;
-  to.level[0].clusters = static_cast<int32_t>(from.buckets);
+  to.level[0] = from.buckets;
 }
 
 void set_pages(const DeviceLayer& from, const SelectionPlan&, int64_t, LookupParams& to) {
   to.levels = 1;
-  to.level[0].centroids = from.page_min;
-  to.level[0].greatest = from.page_max;
-  to.level[0].offsets = from.page_offsets;
-  to.level[0].clusters = static_cast<int32_t>(from.pages);
+  to.level[0] = from.pages;
 }
 
 void set_clusters(const DeviceLayer& from, const SelectionPlan& plan, int64_t, LookupParams& to) {
   to.levels = plan.levels;
   for (int k = 0; k < plan.levels; ++k) {
-    const DeviceLevel& level = from.level[static_cast<size_t>(from.levels - plan.levels + k)];
-    to.level[k] = {.centroids = level.centroids,
-                   .greatest = nullptr,
-                   .offsets = level.offsets,
-                   .sizes = level.sizes,
-                   .log_sizes = level.log_sizes,
-                   .clusters = static_cast<int32_t>(level.clusters),
-                   .threshold = plan.log_thresholds[0][k] * kLog2E};
+    to.level[k] = from.level[static_cast<size_t>(from.levels - plan.levels + k)];
+    to.level[k].threshold = plan.log_thresholds[0][k] * kLog2E;
   }
 }
 
@@ -206,7 +195,7 @@ std::vector<LookupParams> CudaSession::lookups_of(const LookupParams& shape) con
   for (int64_t l = 0; l < std::ssize(out); ++l) {
     if (!selects(l)) continue;
     LookupParams& lookup = out[static_cast<size_t>(l)];
-    lookup.slots = static_cast<uint32_t>(uploaded_->layer(l).slots);
+    lookup.slots = static_cast<uint32_t>(uploaded_->layer(l).keys.slots);
     set_levels_of(selector_)(uploaded_->layer(l), plan_, l, lookup);
   }
   return out;

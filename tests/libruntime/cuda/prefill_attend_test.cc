@@ -56,8 +56,13 @@ class Problem {
     call.shape = shape();
     call.blocks = {c_.tokens, static_cast<int32_t>(blocks_.size()), c_.block,
                    c_.table.empty() ? nullptr : table.get()};
-    call.keys = {keys_.device->get(),       values_.device->get(),       c_.slots,
-                 exact_keys_.device->get(), exact_values_.device->get(), c_.exact};
+    call.keys = {c_.slots,
+                 c_.exact,
+                 0,
+                 keys_.device->get(),
+                 values_.device->get(),
+                 exact_keys_.device->get(),
+                 exact_values_.device->get()};
     if (!c_.dense) call.selected = lists.lists;
     std::unique_ptr<DeviceArray<uint32_t>> masks;
     if (c_.masked) {

@@ -19,6 +19,7 @@
 #include "libruntime/attention/lse_rows.h"
 #include "libruntime/kernels/cuda/common/run_lists.h"
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
+#include "libruntime/kernels/cuda/decode/lookup/kernel.h"
 
 namespace sqz::cuda {
 
@@ -46,22 +47,10 @@ struct QueryBlocks {
 inline constexpr uint32_t kExactRow = 0x80000000u;
 inline constexpr int32_t kMostCodedDim = 128;  // of rows of 8 bits
 
-// Keys and values of a layer.
-struct PrefillKeys {
-  const void* keys = nullptr;          // [Hkv, M, d] in slot order
-  const void* values = nullptr;        // [Hkv, M, d]
-  int32_t slots = 0;                   // M
-  const void* exact_keys = nullptr;    // [Hkv, E, d] sink and tail, always attended
-  const void* exact_values = nullptr;  // [Hkv, E, d]
-  int32_t exact = 0;                   // E
-  int32_t exact_skipped = 0;           // of them, from the first on, that are not attended
-  CodedSource coded;                   // in place of `keys` and `values`
-};
-
 struct PrefillAttend {
   PrefillShape shape;
   QueryBlocks blocks;
-  PrefillKeys keys;
+  AttendLayer keys;
   RunLists selected;  // runs of slots; where `fault` is not 0, out and lse are NaN; null: all slots
   const void* queries = nullptr;  // [T, Hq, d]
   void* out = nullptr;            // [T, Hq, d]; zeros where there are no keys
@@ -78,8 +67,6 @@ struct PrefillAttend {
   // The tensor maps of `keys`, which are made if they are not there yet. Null: the call makes its
   // own.
   KeyMaps* maps = nullptr;
-  // {selections, …}: one a block is added where there are no lists; may be null.
-  unsigned long long* counters = nullptr;
 };
 
 inline constexpr int64_t kMaskSlack = 256;
@@ -95,14 +82,8 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
                       int multiprocessors, cudaStream_t stream);
 
 // One level of centroids, and what becomes of their scores (libruntime/select/score.h and rule.h
-// define both).
-struct PrefillLevel {
-  const void* centroids = nullptr;    // [Hkv, n, d]; of pages: their least keys
-  const void* greatest = nullptr;     // of pages alone: [Hkv, n, d]
-  const uint32_t* offsets = nullptr;  // [Hkv, n + 1] first child or slot of each cluster
-  // [Hkv, n] keys below each cluster; an empty one is never chosen. Null: 1 each, for pages.
-  const uint32_t* sizes = nullptr;
-  int32_t clusters = 0;  // n
+// define both). An empty cluster is never chosen.
+struct PrefillLevel : LookupLevel {
   bool finest = true;
   LevelMaps* maps = nullptr;  // of the centroids, as PrefillAttend's
   // By scope: [0] for blocks of one token, [1] for blocks of several. A threshold on log S where

@@ -19,9 +19,7 @@ SelectRuns budget_of(const BatchLookup& call, int level) {
   SelectRuns select;
   select.blocks = {lookup.requests, lookup.requests, 1, nullptr};
   select.kv_heads = lookup.kv_heads;
-  select.level.offsets = from.offsets;
-  select.level.sizes = from.sizes;
-  select.level.clusters = from.clusters;
+  select.level = {from};
   select.level.finest = level + 1 == lookup.levels;
   select.level.log_threshold[0] = from.threshold * static_cast<float>(M_LN2);
   select.level.wanted[0] = lookup.wanted;

@@ -23,17 +23,17 @@ Status check_prefill(const PrefillShape& shape, const QueryBlocks& blocks, bool 
   return {};
 }
 
-Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int32_t rows, int32_t dim) {
+Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int64_t rows, int32_t dim) {
   for (uint32_t i = 0; i < kBoxes; ++i) {
     SQZ_RETURN_IF_ERROR(encode_rows(maps.box[i], data, heads, rows, dim, 1u << i, kRowBytes));
   }
   return {};
 }
 
-Status encode_key_maps(KeyMaps& maps, const PrefillShape& shape, const PrefillKeys& keys) {
+Status encode_key_maps(KeyMaps& maps, const PrefillShape& shape, const AttendLayer& keys) {
   if (maps.made) return {};
   // A tensor without rows is never read; another one stands in for its map.
-  PrefillKeys all = keys;
+  AttendLayer all = keys;
   if (keys.slots == 0) {
     all.keys = keys.exact_keys;
     all.values = keys.exact_values;
@@ -44,7 +44,7 @@ Status encode_key_maps(KeyMaps& maps, const PrefillShape& shape, const PrefillKe
     all.exact_values = keys.values;
     all.exact = keys.slots;
   }
-  const auto encode = [&](RowMaps& to, const void* data, int32_t rows) {
+  const auto encode = [&](RowMaps& to, const void* data, int64_t rows) {
     return encode_row_maps(to, data, shape.kv_heads, rows, shape.dim);
   };
   SQZ_RETURN_IF_ERROR(encode(maps.keys, all.keys, all.slots));

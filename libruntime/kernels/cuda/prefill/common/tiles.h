@@ -22,7 +22,7 @@ struct RowMaps {
   CUtensorMap box[kBoxes];
 };
 
-Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int32_t rows, int32_t dim);
+Status encode_row_maps(RowMaps& maps, const void* data, int32_t heads, int64_t rows, int32_t dim);
 
 // The keys of a layer.
 struct LayerMaps {
@@ -33,7 +33,7 @@ struct KeyMaps : LayerMaps {
   bool made = false;
 };
 // Unless they are made.
-Status encode_key_maps(KeyMaps& maps, const PrefillShape& shape, const PrefillKeys& keys);
+Status encode_key_maps(KeyMaps& maps, const PrefillShape& shape, const AttendLayer& keys);
 
 // The centroids of a level, kept likewise.
 struct LevelMaps {

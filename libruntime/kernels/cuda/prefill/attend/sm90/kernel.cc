@@ -32,7 +32,7 @@ int64_t cut_workspace(PrefillAttendParams& params, int multiprocessors, uint8_t*
 
 PrefillAttendParams make_params(const PrefillAttend& call, int multiprocessors) {
   PrefillAttendParams params = {call};
-  params.exact = call.keys.exact - call.keys.exact_skipped;
+  params.exact = static_cast<int32_t>(call.keys.exact - call.keys.exact_skipped);
   params.scale = call.shape.scale * static_cast<float>(M_LOG2E);
   // Blocks are so short and lists so few that both halves of a multiprocessor take the same query
   // rows and share the keys instead.

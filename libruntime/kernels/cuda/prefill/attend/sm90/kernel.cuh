@@ -34,7 +34,8 @@ namespace sqz::cuda::prefill {
 __device__ __forceinline__ KeyListView list_of(const PrefillAttendParams& params,
                                                const WorkItem& item) {
   return KeyListView::of(params.selected, item.block * params.shape.kv_heads + item.kv_head,
-                         params.exact, params.keys.exact_skipped, params.keys.slots);
+                         params.exact, static_cast<int32_t>(params.keys.exact_skipped),
+                         static_cast<int32_t>(params.keys.slots));
 }
 
 // Hands an item to the other roles.

@@ -112,7 +112,7 @@ class RowFetcher {
   __device__ uint32_t place_of(int32_t key) const {
     if (key >= item_.end) return kNone;
     if (rows_ != nullptr) return rows_[key];
-    const PrefillKeys& keys = params_.keys;
+    const AttendLayer& keys = params_.keys;
     if (key < params_.exact) {
       return kExactRow |
              static_cast<uint32_t>(item_.kv_head * keys.exact + keys.exact_skipped + key);
@@ -176,7 +176,7 @@ class RowFetcher {
 
   // Starts the copies of the means of rows of codes, and of exact rows, to where the rows belong.
   __device__ void copy_rows(int stage, const Own& places, const Own& clusters) const {
-    const PrefillKeys& keys = params_.keys;
+    const AttendLayer& keys = params_.keys;
     const CodedSource& coded = keys.coded;
     const auto* means = static_cast<const char*>(values_ ? coded.mean_values : coded.mean_keys);
     const auto* exact = static_cast<const char*>(values_ ? keys.exact_values : keys.exact_keys);

@@ -56,9 +56,8 @@ struct Group {
 __device__ ListSize size_at(const PrefillAttendParams& params, int32_t index) {
   const int32_t kv_head = index / params.blocks.count, block = index % params.blocks.count;
   const int32_t list = block * params.shape.kv_heads + kv_head;
-  const int32_t selected = params.selected.totals == nullptr
-                               ? params.keys.slots
-                               : static_cast<int32_t>(params.selected.totals[list].keys);
+  const auto selected = static_cast<int32_t>(
+      params.selected.totals == nullptr ? params.keys.slots : params.selected.totals[list].keys);
   const int32_t tokens = block_of(params.blocks, block).y;
   return {params.exact + selected, (tokens + params.tiles.tokens - 1) / params.tiles.tokens};
 }
@@ -244,12 +243,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
     }
   }
   __syncthreads();
-  if (thread == 0) {
-    if (params.counters != nullptr && params.selected.totals == nullptr) {
-      atomicAdd(&params.counters[0], static_cast<unsigned long long>(params.blocks.count));
-    }
-    *params.counts = {shared.items, shared.splits, 0, 0};
-  }
+  if (thread == 0) *params.counts = {shared.items, shared.splits, 0, 0};
 }
 
 }  // namespace
