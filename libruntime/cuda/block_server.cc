@@ -38,7 +38,6 @@ BlockServer::BlockServer(const ServerSetup& setup)
   for (const LookupParams& lookup : setup.lookups) {
     for (int k = 0; setup.blocks_look_up && k < lookup.levels; ++k) {
       width_ = std::max<int64_t>(width_, lookup.level[k].clusters);
-      slots_ = std::max<int64_t>(slots_, lookup.slots);
     }
   }
 }
@@ -100,7 +99,6 @@ size_t BlockServer::lay_out(bool sm90, void* base) {
   to.lookup = layout.take<std::byte>(to.lookup_bytes);
   for (RunLists& lists : to.lists) {
     lists.capacity = (width_ + 1) / 2;
-    lists.mark_capacity = sm90 ? 0 : (slots_ + kMarkKeys - 1) / kMarkKeys;
     lists.lay_out(layout, pairs);
   }
   if (!sm90) wanted_ = layout.take<uint32_t>(kScopes * std::ssize(setup_.lookups) * heads);

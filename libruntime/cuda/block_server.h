@@ -61,7 +61,7 @@ class BlockServer {
   ServerSetup setup_;
   PrefillShape shape_;
   BlockChunks chunks_;
-  int64_t width_ = 0, slots_ = 0;  // most clusters of a level, most slots
+  int64_t width_ = 0;  // most clusters of a level
 
   Chunk sm80_, sm90_;
   uint32_t* wanted_ = nullptr;          // [scopes, layers, Hkv]

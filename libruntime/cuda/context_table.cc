@@ -14,19 +14,13 @@ Status refuse(const CudaSession& session, const std::string& found, const std::s
                                      expected, ": contexts in device memory are served together")};
 }
 
-// Most clusters of a level, and most slots.
-struct Widths {
-  int64_t clusters = 0, slots = 0;
-};
-Widths widths_of(const ServedIndex& index) {
-  Widths out;
+// Most clusters of a level.
+int64_t width_of(const ServedIndex& index) {
+  int64_t width = 0;
   for (const LayerView& view : index.layers) {
-    for (int k = 0; k < view.levels; ++k) {
-      out.clusters = std::max(out.clusters, view.level[k].clusters);
-    }
-    out.slots = std::max(out.slots, view.slots);
+    for (int k = 0; k < view.levels; ++k) width = std::max(width, view.level[k].clusters);
   }
-  return out;
+  return width;
 }
 
 // Whether all layers have full attention and the model's shape.
@@ -90,7 +84,6 @@ size_t DeviceContexts::lay_out(void* base) {
   RunLists& lists = attend_.lists;
   const int64_t pairs = (looks_up_ ? rows_at_once_ : rows) * heads;
   lists.capacity = looks_up_ ? run_capacity(lookup_.width) : 1;
-  lists.mark_capacity = looks_up_ ? mark_capacity_ : 0;
   lists.lay_out(layout, pairs);
   if (looks_up_) {
     lookup_.alive = layout.take<uint32_t>(pairs * 2 * lookup_.width);
@@ -118,14 +111,12 @@ Status DeviceContexts::allocate() {
   }
   rows_at_once_ = std::min(options_.requests * options_.each, most);
   if (looks_up_) {
-    const Widths first = widths_of(*index_);
+    const int64_t width = width_of(*index_);
     const double times = std::max(
         1.0, static_cast<double>(options_.tokens) / static_cast<double>(index_->metadata().tokens));
-    const auto more = [&](int64_t width) {  // an index may have some more for as many tokens
-      return times == 1 ? width : static_cast<int64_t>(static_cast<double>(width) * times * 1.0625);
-    };
-    lookup_.width = std::max<int64_t>(more(first.clusters), 1);
-    mark_capacity_ = more(first.slots) / kMarkKeys + 1;
+    // An index may have some more for as many tokens.
+    const double more = times == 1 ? 1 : times * 1.0625;
+    lookup_.width = std::max<int64_t>(static_cast<int64_t>(static_cast<double>(width) * more), 1);
     SQZ_ASSIGN_OR_RETURN(team_sizes_, team_sizes(lookup_));
     const auto team_of = [&](int64_t rows) {
       return team_sizes_.of(static_cast<int>(rows * heads));
@@ -164,15 +155,14 @@ Status DeviceContexts::check(const CudaSession& session,
     }
   }
   if (session.plan().dense) return {};
-  const Widths found = widths_of(index);
+  const int64_t found = width_of(index);
   if (!looks_up_ || session.selector() != SelectorKind::kSqueezed ||
       session.plan().head_keep.empty() == options_.counts) {
     return refuse(session, "another selector or rule than the session's", "the same");
   }
-  if (found.clusters > lookup_.width || found.slots > mark_capacity_ * kMarkKeys) {
-    return refuse(session, concat(found.clusters, " clusters of ", found.slots, " keys"),
-                  concat("at most ", lookup_.width, " of ", mark_capacity_ * kMarkKeys,
-                         ", as options.device_tokens says"));
+  if (found > lookup_.width) {
+    return refuse(session, concat(found, " clusters"),
+                  concat("at most ", lookup_.width, ", as options.device_tokens says"));
   }
   return {};
 }

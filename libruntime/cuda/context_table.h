@@ -33,8 +33,7 @@ class DeviceContexts final : public ContextTable {
   std::vector<bool> coded_;  // [layers] have rows of 8 bits
   Device gpu_;
   TeamSizes team_sizes_;
-  int64_t rows_at_once_ = 1;   // of a launch
-  int64_t mark_capacity_ = 0;  // of lists
+  int64_t rows_at_once_ = 1;  // of a launch
   DeviceMemory memory_;
   std::map<int64_t, std::unique_ptr<DeviceMemory>> layers_;  // by slot
   const ContextLayer** slots_ = nullptr;                     // [SQZ_MOST_SLOTS], device

@@ -229,12 +229,11 @@ void CudaSession::list_static_runs(const Selector& selector) {
 
 size_t CudaSession::lay_out(void* base) {
   const ModelDescription& model = index_->metadata().model;
-  int64_t width = 0, slots = 0;
+  int64_t width = 0;
   for (const LookupParams& lookup : lookups_) {
     for (int k = 0; k < lookup.levels; ++k) {
       width = std::max<int64_t>(width, lookup.level[k].clusters);
     }
-    slots = std::max<int64_t>(slots, lookup.slots);
   }
   const int64_t pairs = width == 0 ? 0 : chunk_ * model.kv_heads;
   Layout layout(base);
@@ -247,7 +246,6 @@ size_t CudaSession::lay_out(void* base) {
   shared.width = width;
   shared.alive = layout.take<uint32_t>(pairs * 2 * width);
   lists_.capacity = run_capacity(width);
-  lists_.mark_capacity = (slots + kMarkKeys - 1) / kMarkKeys;
   lists_.lay_out(layout, pairs);
   for (int64_t l = 0; l < std::ssize(lookups_); ++l) {
     LookupParams& lookup = lookups_[static_cast<size_t>(l)];

@@ -27,7 +27,7 @@ class StaticLists {
  private:
   struct Layer {
     RunLists lists;
-    int64_t keys = 0, most_runs = 0, most_keys = 0;  // of all heads; of the head with most
+    int64_t keys = 0, most_runs = 0;  // of all heads; of the head with most
   };
   static size_t at(int64_t layer) { return static_cast<size_t>(layer); }
   size_t lay_out(void* base);

@@ -7,8 +7,6 @@
 
 namespace sqz::cuda {
 
-inline constexpr int kMarkKeys = 128;
-
 struct alignas(16) RunTotals {
   uint32_t runs = 0;
   uint32_t keys = 0;
@@ -22,11 +20,8 @@ struct RunLists {
   RunTotals* totals = nullptr;  // [pairs]
   uint32_t* first = nullptr;    // [pairs, capacity + 1] first slot of each run, ascending
   uint32_t* before = nullptr;   // [pairs, capacity + 1] keys in the runs before; ends with all keys
-  // [pairs, marks] the run that holds key kMarkKeys * i; wgmma's attention needs none.
-  uint32_t* marks = nullptr;
   int64_t capacity = 0;
-  int64_t mark_capacity = 0;  // at least ceil(M / kMarkKeys), or 0
-  bool of_heads = false;      // in place of pairs: [Hkv], the same lists for every selection
+  bool of_heads = false;  // in place of pairs: [Hkv], the same lists for every selection
 
   // Sets the pointers.
   template <class Layout>
@@ -34,7 +29,6 @@ struct RunLists {
     totals = layout.template take<RunTotals>(pairs);
     first = layout.template take<uint32_t>(pairs * (capacity + 1));
     before = layout.template take<uint32_t>(pairs * (capacity + 1));
-    marks = layout.template take<uint32_t>(pairs * mark_capacity);
   }
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/common/rows8.cuh"
+#include "libruntime/kernels/cuda/common/run_search.cuh"
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
 #include "libruntime/kernels/cuda/decode/attend/merge.cuh"
 #include "libruntime/kernels/cuda/decode/context_layer.cuh"
@@ -153,15 +154,16 @@ class Attend : private AttendMerge<kDim, kRows, kOwn> {
     uint32_t first[2], begin[2], end[2];  // begin: ~0 beyond the last
   };
   static constexpr uint32_t kWindow = kAttendThreads;
-  static constexpr uint32_t kFewRuns = 2 * kWindow;  // all are fetched, and no mark before
+  static constexpr uint32_t kFewRuns = 2 * kWindow;  // all are fetched, and none is sought
 
-  // From the one with key `begin` of the segment, or an earlier one.
+  // From the one with key `begin` of the segment, or an earlier one. By all lanes of a warp.
   __device__ Runs runs_from(const Segment& segment, int64_t begin) const {
     const RunLists& lists = p_.lists;
     const auto key = static_cast<uint32_t>(max(begin, exact()) - exact());
     Runs runs = {.at = 0};
     if (segment.totals.runs > kFewRuns && key < segment.totals.keys) {
-      runs.at = lists.marks[this->list_of(segment.pair) * lists.mark_capacity + key / kMarkKeys];
+      const int64_t list = this->list_of(segment.pair) * (lists.capacity + 1);
+      runs.at = run_of(lists.before + list, segment.totals.runs, key);
     }
     load_runs(segment, 0, runs);
     load_runs(segment, 1, runs);

@@ -110,7 +110,6 @@ class Choice : protected CutoffSearch {
     const RunLists& lists = p_.lists;
     uint32_t* run_first = lists.first + pair_ * (lists.capacity + 1);
     uint32_t* run_before = lists.before + pair_ * (lists.capacity + 1);
-    uint32_t* marks = lists.marks + pair_ * lists.mark_capacity;
     end = last;
     for_each(chosen, [&](uint2 span) {
       if (span.x != end) {
@@ -118,12 +117,7 @@ class Choice : protected CutoffSearch {
         run_before[at.a++] = at.b;
       }
       end = span.y;
-      const uint32_t keys = at.b + span.y - span.x;
-#pragma unroll 1
-      for (uint32_t m = (at.b + kMarkKeys - 1) / kMarkKeys; m * kMarkKeys < keys; ++m) {
-        marks[m] = at.a - 1;
-      }
-      at.b = keys;
+      at.b += span.y - span.x;
     });
     if (rank_ == 0 && thread_ == 0) end_lists(lists, layer_, pair_, head_, all, centroids_);
   }

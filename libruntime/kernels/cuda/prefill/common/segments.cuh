@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include "libruntime/kernels/cuda/common/run_search.cuh"
 #include "libruntime/kernels/cuda/prefill/common/tiles.h"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
@@ -102,18 +103,8 @@ class SegmentWindow {
 
   __device__ __forceinline__ int32_t first_segment(int32_t begin) const {
     if (begin < list_.exact || list_.first == nullptr) return 0;
-    // The last run that begins at or before `begin` is one of [low, low + count). Lanes look at 32
-    // of them at once, every step-th: each look waits for memory.
-    const auto keys = static_cast<uint32_t>(begin - list_.exact);
-    int32_t low = 0, count = list_.count;
-    while (count > 1) {
-      const int32_t step = (count + 31) / 32, own = low + step * lane();
-      const bool before = step * lane() < count && list_.before[own] <= keys;
-      const int32_t last = 31 - __clz(__ballot_sync(kAllLanes, before) | 1u);
-      low += step * last;
-      count = min(step, count - step * last);
-    }
-    return 1 + low;
+    return 1 + static_cast<int32_t>(run_of(list_.before, static_cast<uint32_t>(list_.count),
+                                           static_cast<uint32_t>(begin - list_.exact)));
   }
 
   KeyListView list_;

@@ -210,8 +210,6 @@ __device__ void write_runs(const SelectRuns& call, const List& list, int32_t num
                            Shared& shared) {
   constexpr int kWords = 8;  // of a warp at the same time
   const RunLists& chosen = call.chosen;
-  uint32_t* marks =
-      chosen.mark_capacity == 0 ? nullptr : chosen.marks + number * chosen.mark_capacity;
   uint32_t* run_first = chosen.first + number * (chosen.capacity + 1);
   uint32_t* run_before = chosen.before + number * (chosen.capacity + 1);
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -277,13 +275,6 @@ __device__ void write_runs(const SelectRuns& call, const List& list, int32_t num
       if (starts[i] >> lane & 1) {
         run_first[run] = begins[i];
         run_before[run] = first_key;
-      }
-      if (marks != nullptr) {
-        const uint32_t own = run - 1 + (starts[i] >> lane & 1);
-        for (uint32_t m = (first_key + kMarkKeys - 1) / kMarkKeys; m * kMarkKeys < place.y + keys;
-             ++m) {
-          marks[m] = own;
-        }
       }
       place = make_uint2(place.x + __popc(starts[i]), place.y + __shfl_sync(kAll, keys, 31));
     }

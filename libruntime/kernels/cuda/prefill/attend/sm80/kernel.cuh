@@ -4,6 +4,7 @@
 // merge_splits() merges parts of the same rows.
 #pragma once
 
+#include "libruntime/kernels/cuda/common/run_search.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.h"
 #include "libruntime/kernels/cuda/prefill/common/sm80_tile.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
@@ -22,7 +23,7 @@ struct Sm80Places {
 };
 
 // The keys of a pair: exact ones, then slots or those in its runs. A thread asks for keys in
-// ascending order.
+// ascending order, from the one on that its warp has sought.
 class Sm80Keys {
  public:
   __device__ Sm80Keys(const Sm80Attend& call, int pair)
@@ -37,6 +38,10 @@ class Sm80Keys {
   __device__ int count() const { return count_; }
   __device__ bool fault() const { return listed_ && p_.lists.totals[list_].fault != 0; }
 
+  __device__ void seek(int key) {
+    if (listed_) run_ = run_of(before(), p_.lists.totals[list_].runs, max(key - exact_, 0));
+  }
+
   __device__ Sm80Place locate(int key) {
     const bool is_exact = key < exact_;
     const auto selected = static_cast<uint32_t>(key - exact_);
@@ -48,27 +53,12 @@ class Sm80Keys {
   }
 
  private:
-  // The run of the first key is sought by halves, that of a later one from the one before it.
+  __device__ const uint32_t* before() const {
+    return p_.lists.before + list_ * (p_.lists.capacity + 1);
+  }
   __device__ uint32_t slot_of(uint32_t key) {
-    const RunLists& lists = p_.lists;
-    const uint32_t* before = lists.before + list_ * (lists.capacity + 1);
-    if (run_ == kNone) {
-      const uint32_t* marks = lists.marks + list_ * lists.mark_capacity;
-      const RunTotals totals = lists.totals[list_];
-      const uint32_t mark = key / kMarkKeys;
-      run_ = marks[mark];
-      uint32_t high = (mark + 1) * kMarkKeys < totals.keys ? marks[mark + 1] : totals.runs - 1;
-      while (run_ < high) {
-        const uint32_t middle = (run_ + high + 1) / 2;
-        if (before[middle] <= key) {
-          run_ = middle;
-        } else {
-          high = middle - 1;
-        }
-      }
-    }
-    while (before[run_ + 1] <= key) ++run_;
-    return lists.first[list_ * (lists.capacity + 1) + run_] + (key - before[run_]);
+    while (before()[run_ + 1] <= key) ++run_;
+    return p_.lists.first[list_ * (p_.lists.capacity + 1) + run_] + (key - before()[run_]);
   }
 
   const AttendParams& p_;
@@ -77,8 +67,7 @@ class Sm80Keys {
   const int exact_;
   const bool listed_;
   int count_;
-  static constexpr uint32_t kNone = ~0u;
-  uint32_t run_ = kNone;  // of the last key
+  uint32_t run_ = 0;  // of the last key
 };
 
 // A block's threads and its rows in shared memory. A thread has up to 256 dimensions of the values.
@@ -148,6 +137,7 @@ class Sm80Attention {
   }
 
   __device__ void attend() {
+    keys_.seek(begin_);
     if (begin_ < end_) locate(begin_);
     __syncthreads();
     if (begin_ < end_) fetch<kDim>(places_of(begin_).keys, key_rows_);
