@@ -45,31 +45,43 @@ Status with_tiles(bool wide, int rows, const Launch& launch) {
   return launch(std::integral_constant<int, 1>());
 }
 
+// Rows of float32 to shared memory in two parts, `high` and what that rounded away; value(row,
+// chunk, out): numbers 8 chunk and so on of a row, or nothing for zeros.
+template <class Element, int kDim, int kRows, int kThreads, class Value>
+__device__ __forceinline__ void split_rows(const Value& value, uint16_t* high, uint16_t* low) {
+  using Tile = Sm80Tile<kDim>;
+#pragma unroll 1
+  for (int item = threadIdx.x; item < kRows * Tile::kChunks; item += kThreads) {
+    const int row = item / Tile::kChunks, chunk = item % Tile::kChunks;
+    float x[8] = {};
+    value(row, chunk, x);
+    uint32_t upper[4], lower[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) split<Element>(x[2 * i], x[2 * i + 1], upper[i], lower[i]);
+    const int to = row * Tile::kStride + chunk * 8;
+    *reinterpret_cast<uint4*>(high + to) = make_uint4(upper[0], upper[1], upper[2], upper[3]);
+    *reinterpret_cast<uint4*>(low + to) = make_uint4(lower[0], lower[1], lower[2], lower[3]);
+  }
+}
+
 // Query rows to shared memory: at(row) is the element at which a row begins, or below 0 for zeros.
-// Queries of `dtype` are under way afterwards, by cp.async. Others come in two parts, `high` and
-// what that rounded away.
+// Queries of `dtype` are under way afterwards, by cp.async. Others come in two parts.
 template <class Element, int kDim, int kRows, int kThreads, class At>
 __device__ __forceinline__ void load_query_rows(const void* queries, DType q_dtype, DType dtype,
                                                 const At& at, uint16_t* high, uint16_t* low) {
   using Tile = Sm80Tile<kDim>;
+  if (q_dtype != dtype) {
+    const auto value = [&](int row, int chunk, float(&x)[8]) {
+      if (const int64_t from = at(row); from >= 0) load_8(q_dtype, queries, from + chunk * 8, x);
+    };
+    return split_rows<Element, kDim, kRows, kThreads>(value, high, low);
+  }
   for (int item = threadIdx.x; item < kRows * Tile::kChunks; item += kThreads) {
     const int row = item / Tile::kChunks, chunk = item % Tile::kChunks;
     const int64_t from = at(row);
-    const int to = row * Tile::kStride + chunk * 8;
-    if (q_dtype == dtype) {
-      const auto* source = static_cast<const uint16_t*>(queries) + max(from, int64_t{0});
-      ptx::cp_async_16(ptx::shared_address(high + to), source + chunk * 8, from >= 0 ? 16 : 0);
-      continue;
-    }
-    uint32_t upper[4] = {}, lower[4] = {};
-    if (from >= 0) {
-      float x[8];
-      load_8(q_dtype, queries, from + chunk * 8, x);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) split<Element>(x[2 * i], x[2 * i + 1], upper[i], lower[i]);
-    }
-    *reinterpret_cast<uint4*>(high + to) = make_uint4(upper[0], upper[1], upper[2], upper[3]);
-    *reinterpret_cast<uint4*>(low + to) = make_uint4(lower[0], lower[1], lower[2], lower[3]);
+    const auto* source = static_cast<const uint16_t*>(queries) + max(from, int64_t{0});
+    ptx::cp_async_16(ptx::shared_address(high + row * Tile::kStride + chunk * 8),
+                     source + chunk * 8, from >= 0 ? 16 : 0);
   }
 }
 

@@ -36,26 +36,23 @@ Status launch_passes_sm80(const PrefillLookupParams& call, const Device& device,
   const PrefillShape& shape = call.shape;
   const bool bf16 = shape.dtype == DType::kBF16, wide = call.q_dtype != shape.dtype;
   const int pairs = call.blocks.count * shape.kv_heads;
-  const int rows = call.blocks.block_tokens * shape.group;
-  SQZ_RETURN_IF_ERROR(with_tiles<kDim>(wide, rows, [&](auto tiles) {
-    using Tile = Sm80Tile<kDim, tiles.value>;
-    const int row_tiles = (rows + Tile::kRows - 1) / Tile::kRows;
-    return launch_blocks(
-        bf16 ? sm80_sums_kernel<Bf16, kDim, tiles.value> : sm80_sums_kernel<F16, kDim, tiles.value>,
-        pairs * row_tiles * call.row_plan.pieces, Tile::kThreads,
-        sm80_bytes<kDim>((wide ? 2 : 1) * Tile::kRows + 2 * Tile::kStream), device, stream, call,
-        row_tiles);
-  }));
+  const int queries = call.blocks.block_tokens * shape.group;
+  const auto pass = [&](auto scores, int rows, int parts) {
+    return with_tiles<kDim>(wide, rows, [&](auto tiles) {
+      constexpr bool kScores = decltype(scores)::value;
+      using Tile = Sm80Tile<kDim, tiles.value>;
+      const int row_tiles = std::max((rows + Tile::kRows - 1) / Tile::kRows, 1);
+      const int stay = wide && !kScores ? 2 : 1, past = wide && kScores ? 4 : 2;
+      return launch_blocks(bf16 ? sm80_pass_kernel<Bf16, kDim, tiles.value, kScores>
+                                : sm80_pass_kernel<F16, kDim, tiles.value, kScores>,
+                           pairs * row_tiles * parts, Tile::kThreads,
+                           sm80_bytes<kDim>(stay * Tile::kRows + past * Tile::kStream), device,
+                           stream, call, row_tiles);
+    });
+  };
+  SQZ_RETURN_IF_ERROR(pass(std::false_type(), queries, call.row_plan.pieces));
   SQZ_RETURN_IF_ERROR(launch_denominators(call, device, stream));
-  return with_tiles<kDim>(wide, call.level.clusters, [&](auto tiles) {
-    using Tile = Sm80Tile<kDim, tiles.value>;
-    const int cluster_tiles = std::max((call.level.clusters + Tile::kRows - 1) / Tile::kRows, 1);
-    return launch_blocks(bf16 ? sm80_scores_kernel<Bf16, kDim, tiles.value>
-                              : sm80_scores_kernel<F16, kDim, tiles.value>,
-                         pairs * cluster_tiles, Tile::kThreads,
-                         sm80_bytes<kDim>(Tile::kRows + (wide ? 4 : 2) * Tile::kStream), device,
-                         stream, call, cluster_tiles);
-  });
+  return pass(std::true_type(), call.level.clusters, 1);
 }
 
 }  // namespace sqz::cuda

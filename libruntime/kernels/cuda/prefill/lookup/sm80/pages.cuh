@@ -60,122 +60,75 @@ __global__ void __launch_bounds__(kPartThreads)
   }
 }
 
-// A row's parts to shared memory, each as what its type holds and what that rounded away.
-template <class Element, int kDim>
-struct PageRows {
-  static constexpr int kWords = kPageStream * Sm80Tile<kDim>::kStride;
-  uint16_t* high[2];  // of the positive and the negative part
-  uint16_t* low[2];
-
-  __device__ explicit PageRows(uint16_t* memory)
-      : high{memory, memory + kWords}, low{memory + 2 * kWords, memory + 3 * kWords} {}
-
-  // value(row, chunk, positive, out[8]) for rows below `rows`; the others are zero.
-  template <class Value>
-  __device__ void load(int rows, const Value& value) const {
-    using Tile = Sm80Tile<kDim>;
-#pragma unroll 1
-    for (int item = threadIdx.x; item < 2 * kPageStream * Tile::kChunks; item += Tile::kThreads) {
-      const int chunk = item % Tile::kChunks, row = item / Tile::kChunks % kPageStream;
-      const int part = item / Tile::kChunks / kPageStream;
-      float x[8] = {};
-      if (row < rows) value(row, chunk, part == 0, x);
-      uint32_t upper[4], lower[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) split<Element>(x[2 * i], x[2 * i + 1], upper[i], lower[i]);
-      const int to = row * Tile::kStride + chunk * 8;
-      *reinterpret_cast<uint4*>(high[part] + to) =
-          make_uint4(upper[0], upper[1], upper[2], upper[3]);
-      *reinterpret_cast<uint4*>(low[part] + to) =
-          make_uint4(lower[0], lower[1], lower[2], lower[3]);
-    }
-  }
-};
-
-// Pages of a KV head in shared memory, 16 a warp, and the rows that stream past.
-template <class Element, int kDim>
-struct PageTile {
-  using Tile = Sm80Tile<kDim>;
-  static constexpr int kTiles = kPageStream / 8;
-  uint16_t* bounds[2];  // greatest and least keys
-  PageRows<Element, kDim> streamed;
-
-  __device__ explicit PageTile(uint16_t* memory)
-      : bounds{memory, memory + Tile::kRows * Tile::kStride},
-        streamed(memory + 2 * Tile::kRows * Tile::kStride) {}
-
-  // From page `first` on, the last one in the place of those that there are none of.
-  __device__ void fetch(const PrefillLevel& level, int head, uint32_t first) const {
-    const auto last = static_cast<uint32_t>(level.clusters - 1);
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      const auto* from = static_cast<const char*>(part == 0 ? level.greatest : level.centroids) +
-                         int64_t{head} * level.clusters * kDim * 2;
-      fetch_rows<kDim, Tile::kRows, Tile::kThreads>(
-          [&](int r) { return from + int64_t{min(first + r, last)} * kDim * 2; }, bounds[part]);
-    }
-    ptx::cp_async_commit_group();
-    ptx::cp_async_wait_group<0>();
-  }
-
-  // Bounds of the warp's pages, as add_product().
-  __device__ void multiply(float (&d)[1][kTiles][4]) const {
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      const uint16_t* pages = bounds[part] + threadIdx.x / 32 * 16 * Tile::kStride;
-      add_product<Element, kDim>(pages, streamed.high[part], d);
-      add_product<Element, kDim>(pages, streamed.low[part], d);
-    }
-  }
-
-  // Page of a lane's upper or lower row.
-  __device__ static uint32_t page_of(uint32_t first, int row) {
-    return first + threadIdx.x / 32 * 16 + 8 * row + threadIdx.x % 32 / 4;
-  }
-};
-
-// Bounds by the mean parts of several blocks of queries at once, a column each.
+// Bounds by the mean parts of several blocks of queries at once, a column each. Pages stay in
+// shared memory, greatest keys and least ones, 16 a warp; behind them are positive and negative
+// parts, each as what its type holds and what that rounded away.
 template <class Element, int kDim>
 __global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
     sm80_bounds_kernel(const __grid_constant__ PrefillLookupParams call, int page_tiles) {
+  using Tile = Sm80Tile<kDim>;
+  constexpr int kTiles = kPageStream / 8;
+  constexpr int kPageWords = Tile::kRows * Tile::kStride, kRowWords = kPageStream * Tile::kStride;
   extern __shared__ __align__(16) uint16_t memory[];
-  const PageTile<Element, kDim> tile(memory);
   const PrefillShape& p = call.shape;
   prefill::begin_dependent();
   const int item = static_cast<int>(blockIdx.x), head = item / page_tiles % p.kv_heads;
   const int first_block = item / page_tiles / p.kv_heads * kPageStream;
-  const auto first = static_cast<uint32_t>(item % page_tiles * Sm80Tile<kDim>::kRows);
-  tile.fetch(call.level, head, first);
+  const int columns = min(kPageStream, call.blocks.count - first_block);
+  const int pages = call.level.clusters, first = item % page_tiles * Tile::kRows;
   const auto pair_of = [&](int column) {
     return int64_t{first_block + column} * p.kv_heads + head;
   };
-  const int columns = min(kPageStream, call.blocks.count - first_block);
-  tile.streamed.load(columns, [&](int column, int chunk, bool positive, float(&x)[8]) {
-    const int tokens = block_of(call.blocks, first_block + column).y;
-    const float weight = 1.0f / static_cast<float>(tokens * p.group);
+  const auto rows_of = [&](int part) { return memory + 2 * kPageWords + 2 * part * kRowWords; };
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    const auto* from =
+        static_cast<const char*>(part == 0 ? call.level.greatest : call.level.centroids);
+    fetch_rows<kDim, Tile::kRows, Tile::kThreads>(
+        [&](int r) {
+          return from + (int64_t{head} * pages + min(first + r, pages - 1)) * kDim * 2;
+        },
+        memory + part * kPageWords);
+  }
+  ptx::cp_async_commit_group();
 #pragma unroll 1
-    for (int piece = 0; piece < call.page_pieces; ++piece) {
-      float y[8];
-      load_8(DType::kF32, call.parts,
-             ((pair_of(column) * call.page_pieces + piece) * 2 + !positive) * kDim + chunk * 8, y);
+  for (int part = 0; part < 2; ++part) {
+    const auto mean = [&](int column, int chunk, float(&x)[8]) {
+      if (column >= columns) return;
+      const int tokens = block_of(call.blocks, first_block + column).y;
+      const float weight = 1.0f / static_cast<float>(tokens * p.group);
+#pragma unroll 1
+      for (int piece = 0; piece < call.page_pieces; ++piece) {
+        const int64_t at = (pair_of(column) * call.page_pieces + piece) * 2 + part;
+        float y[8];
+        load_8(DType::kF32, call.parts, at * kDim + chunk * 8, y);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] += y[i];
-    }
+        for (int i = 0; i < 8; ++i) x[i] += y[i];
+      }
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] *= weight;
-  });
+      for (int i = 0; i < 8; ++i) x[i] *= weight;
+    };
+    split_rows<Element, kDim, kPageStream, Tile::kThreads>(mean, rows_of(part),
+                                                           rows_of(part) + kRowWords);
+  }
+  ptx::cp_async_wait_group<0>();
   __syncthreads();
-  float d[1][PageTile<Element, kDim>::kTiles][4] = {};
-  tile.multiply(d);
+  const int own = threadIdx.x / 32 * 16;
+  float d[1][kTiles][4] = {};
 #pragma unroll
-  for (int i = 0; i < 4 * PageTile<Element, kDim>::kTiles; ++i) {
+  for (int part = 0; part < 2; ++part) {
+    const uint16_t* bounds = memory + part * kPageWords + own * Tile::kStride;
+    add_product<Element, kDim>(bounds, rows_of(part), d);
+    add_product<Element, kDim>(bounds, rows_of(part) + kRowWords, d);
+  }
+#pragma unroll
+  for (int i = 0; i < 4 * kTiles; ++i) {
     const int column = i / 4 * 8 + 2 * static_cast<int>(threadIdx.x % 4) + i % 2;
-    const uint32_t page = tile.page_of(first, i % 4 / 2);
+    const int page = first + own + 8 * (i % 4 / 2) + static_cast<int>(threadIdx.x % 32 / 4);
     const float bound = d[0][i / 4][i % 4];
     if (column >= columns) continue;
     if (!(fabsf(bound) <= FLT_MAX)) call.chosen.totals[pair_of(column)].fault = 1;
-    if (page >= static_cast<uint32_t>(call.level.clusters)) continue;
-    call.columns[pair_of(column) * call.level.clusters + page] = bound;
+    if (page < pages) call.columns[pair_of(column) * pages + page] = bound;
   }
 }
 
