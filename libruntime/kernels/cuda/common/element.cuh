@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "formats/base/dtype.h"
 #include "libruntime/kernels/cuda/ptx/mma.cuh"
@@ -42,6 +43,9 @@ struct F16 {
     ptx::mma_m16n8k16_f16(d, a, b0, b1);
   }
 };
+
+template <class T>
+using ElementOf = std::conditional_t<std::is_same_v<T, __half>, F16, Bf16>;
 
 // a = high + low, each of 16 bits: twice the bits of one.
 template <class Element>

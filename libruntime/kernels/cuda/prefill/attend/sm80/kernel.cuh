@@ -6,6 +6,7 @@
 
 #include "libruntime/kernels/cuda/common/run_search.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm80/kernel.h"
+#include "libruntime/kernels/cuda/prefill/attend/softmax.cuh"
 #include "libruntime/kernels/cuda/prefill/common/sm80_tile.cuh"
 #include "libruntime/kernels/cuda/ptx/ldmatrix.cuh"
 
@@ -88,6 +89,8 @@ class Sm80Attention {
   using Tile = Sm80AttendTile<kDim, kValueDim, kTiles>;
   static constexpr int kKeyTiles = Tile::kStream / 8, kOutTiles = kValueDim / 8 / Tile::kParts;
   using Logits = float[kTiles][kKeyTiles][4];
+  using Softmax = prefill::Softmax<Tile::kStream>;
+  using RowEnd = prefill::RowEnd;
 
  public:
   using Places = Sm80Places<Tile::kStream>;
@@ -112,10 +115,7 @@ class Sm80Attention {
         key_rows_(memory),
         value_rows_(key_rows_ + Tile::kStream * Tile::kStride),
         high_(value_rows_ + Tile::kStream * Tile::kValueStride),
-        low_(high_ + Tile::kRows * Tile::kStride) {
-#pragma unroll
-    for (float& maximum : maximum_) maximum = -3.0e38f;
-  }
+        low_(high_ + Tile::kRows * Tile::kStride) {}
 
   __device__ void run() {
     if (first_ >= rows_) return;
@@ -130,6 +130,10 @@ class Sm80Attention {
   }
 
  private:
+  template <int kN>
+  __device__ __forceinline__ static float (&flat(float (&x)[kN][4]))[4 * kN] {
+    return reinterpret_cast<float(&)[4 * kN]>(x);
+  }
   // Row of q, out and lse of row r of the block.
   __device__ int64_t row_of(int r) const {
     const int64_t token = block_.x + r / p_.group;
@@ -160,7 +164,10 @@ class Sm80Attention {
         x = sound(x * p_.scale);
       }
       if (next > end_ || p_.positions != nullptr) mask(logits, tile);
-      weigh(logits);
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        if (softmax_[m].weigh(flat(logits[m]), 1.0f)) softmax_[m].rescale(flat(out_[m]));
+      }
       add_values(logits);
     }
   }
@@ -211,47 +218,6 @@ class Sm80Attention {
     }
   }
 
-  // Logits to weights, relative to the maxima of their rows.
-  __device__ void weigh(Logits& x) {
-    float top[2 * kTiles];
-    bool moves = false;
-#pragma unroll
-    for (int m = 0; m < 2 * kTiles; ++m) {
-      float most = -INFINITY;
-#pragma unroll
-      for (int i = 0; i < 2 * kKeyTiles; ++i) {
-        most = fmaxf(most, x[m / 2][i / 2][m % 2 * 2 + i % 2]);
-      }
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-      top[m] = fmaxf(maximum_[m], most);
-      moves = moves || top[m] > maximum_[m];
-    }
-    if (__any_sync(~0u, moves)) move_maxima(top);
-#pragma unroll
-    for (int m = 0; m < 2 * kTiles; ++m) {
-#pragma unroll
-      for (int i = 0; i < 2 * kKeyTiles; ++i) {
-        float& weight = x[m / 2][i / 2][m % 2 * 2 + i % 2];
-        weight = ptx::ex2_approx(weight - maximum_[m]);
-        sum_[m] += weight;
-      }
-    }
-  }
-
-  __device__ void move_maxima(const float (&top)[2 * kTiles]) {
-#pragma unroll
-    for (int m = 0; m < 2 * kTiles; ++m) {
-      const float factor = ptx::ex2_approx(maximum_[m] - top[m]);
-      maximum_[m] = top[m];
-      sum_[m] *= factor;
-#pragma unroll
-      for (int i = 0; i < 2 * kOutTiles; ++i) {
-        out_[m / 2][i / 2][m % 2 * 2 + i % 2] *= factor;
-      }
-    }
-  }
-
   __device__ void add_values(const Logits& weights) {
     const uint32_t at = ptx::shared_address(value_rows_ + lane_ % 16 * Tile::kValueStride +
                                             lane_ / 16 * 8 + 8 * first_out_);
@@ -282,19 +248,10 @@ class Sm80Attention {
   __device__ void finish() {
 #pragma unroll
     for (int m = 0; m < 2 * kTiles; ++m) {
-      float sum = sum_[m];
-      // A value beyond float32 makes the sum NaN.
-#pragma unroll
-      for (int t = 0; t < 2 * kOutTiles; ++t) sum += 0 * out_[m / 2][t / 2][m % 2 * 2 + t % 2];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      RowEnd end = softmax_[m / 2].finish(m % 2, flat(out_[m / 2]));
       const int local = warp_ * Tile::kWarpRows + 8 * m + lane_ / 4, r = first_ + local;
       if (r >= rows_) continue;
-      const bool fault = keys_.fault() || sum != sum;
-      const float factor = fault ? NAN : sum == 0 ? 0 : 1 / sum;
-      const float lse = fault      ? NAN
-                        : sum == 0 ? -INFINITY
-                                   : (maximum_[m] + log2f(sum)) * 0.6931471805599453f;
+      if (keys_.fault()) end = {NAN, NAN};
       // Parts stay for merge_splits().
       const int64_t state = static_cast<int64_t>(blockIdx.x) * Tile::kRows + local;
       float* all_lse = call_.partials + int64_t{gridDim.x} * Tile::kRows * kValueDim;
@@ -304,10 +261,10 @@ class Sm80Attention {
 #pragma unroll
       for (int t = 0; t < kOutTiles; ++t) {
         const float* out = out_[m / 2][t] + m % 2 * 2;
-        store_2(part ? DType::kF32 : p_.q_dtype, out[0] * factor, out[1] * factor, to,
+        store_2(part ? DType::kF32 : p_.q_dtype, out[0] * end.inverse, out[1] * end.inverse, to,
                 row * kValueDim + 8 * (first_out_ + t) + 2 * (lane_ % 4));
       }
-      if (lane_ % 4 == 0 && first_out_ == 0) (part ? all_lse[state] : p_.lse[row]) = lse;
+      if (lane_ % 4 == 0 && first_out_ == 0) (part ? all_lse[state] : p_.lse[row]) = end.lse;
     }
   }
 
@@ -323,8 +280,7 @@ class Sm80Attention {
   const int first_out_;  // of the tiles of 8 dimensions of the values, this warp's
   uint16_t *key_rows_, *value_rows_, *high_, *low_;
   int begin_ = 0, end_ = 0;
-  // State of row 8 m + lane / 4 of the warp's rows.
-  float maximum_[2 * kTiles], sum_[2 * kTiles] = {};
+  Softmax softmax_[kTiles];  // of 16 of the warp's rows
   float out_[kTiles][kOutTiles][4] = {};
 };
 

@@ -11,12 +11,6 @@ inline constexpr int kRows = 128;         // query rows of a tile, 64 a consumer
 inline constexpr int kConsumerWarps = 8;  // two warpgroups
 inline constexpr int kThreads = 128 + 32 * kConsumerWarps;  // a producer warpgroup in front
 inline constexpr int kSharedLimit = 232448;                 // of a block, compute capability 9.0
-// A row's maximum is moved only when a logit exceeds it by this power of two: weights of up to
-// 2^8 cost little precision and rescaling becomes rare. Small tiles move it always: the weight of a
-// row's heaviest key is then 1, which is not rounded, in whichever tile it is.
-constexpr float slack_of(int keys) {
-  return keys > 64 ? 8 : 0;
-}
 
 // One tile of query rows over some of its list: tiles of keys that begin at begin, begin + step, …
 // before `end`.

@@ -17,8 +17,8 @@
 #include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/listed_rows.cuh"
-#include "libruntime/kernels/cuda/prefill/attend/sm90/softmax.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/states.cuh"
+#include "libruntime/kernels/cuda/prefill/attend/softmax.cuh"
 #include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/items.cuh"
 #include "libruntime/kernels/cuda/prefill/common/ring.cuh"
@@ -276,7 +276,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
     const auto pass_keys = [&] { pass(keys, shared.keys_full, shared.keys_empty); };
     const auto pass_values = [&] { pass(values, shared.values_full, shared.values_empty); };
     float out[Config::kDim / 2];
-    Softmax<T, kKeys> softmax(params.scale);
+    Softmax<kKeys> softmax;
     const auto finish_logits = [&](float(&logits)[kKeys / 2], int i) {
       if (kMasked && params.masks != nullptr) {
         apply_masks<kKeys>(logits, shared.masks[keys.stage], bits);
@@ -314,8 +314,8 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(logits);
       finish_logits(logits, first_tile);
-      softmax.weigh(logits);
-      softmax.pack(logits, weights);
+      softmax.weigh(logits, params.scale);
+      softmax.template pack<T>(logits, weights);
       int last = first_tile;  // whose values are still to be multiplied
       for (int i = first_tile + kStep; i < tiles; last = i, i += kStep) {
         if (kSmallM) pass_keys();
@@ -330,13 +330,13 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
         ptx::wgmma_wait_group<1>();
         ptx::fence_registers(logits);
         finish_logits(logits, i);
-        const bool moved = softmax.weigh(logits);
+        const bool moved = softmax.weigh(logits, params.scale);
         ptx::wgmma_wait_group<0>();
         ptx::fence_registers(out);
         release(&shared.values_empty[values.stage]);
         values.advance();
-        softmax.pack(logits, weights);
-        if (moved) softmax.template rescale<Config::kDim>(out);
+        softmax.template pack<T>(logits, weights);
+        if (moved) softmax.rescale(out);
       }
       if (kSmallM && last > 0) pass_values();
       ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
@@ -360,7 +360,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const bool fault = (kMasked ? faults & bits[half] : faults) != 0;
-      RowEnd end = softmax.template finish<Config::kDim>(half, out);  // by all lanes
+      RowEnd end = softmax.finish(half, out, kMostLogit);  // by all lanes
       if (fault) end = {NAN, NAN};
       lse[half] = end.lse;
 #pragma unroll

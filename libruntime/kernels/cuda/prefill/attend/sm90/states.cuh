@@ -5,7 +5,7 @@
 
 #include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
-#include "libruntime/kernels/cuda/prefill/attend/sm90/softmax.cuh"
+#include "libruntime/kernels/cuda/prefill/attend/softmax.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 #include "libruntime/kernels/cuda/ptx/named_barrier.cuh"
 

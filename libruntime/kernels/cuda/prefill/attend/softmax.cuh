@@ -1,5 +1,6 @@
-// The online softmax of a warpgroup's 64 rows, in registers. Accumulators have wgmma's layout: the
-// four lanes of a quad share rows r and r + 8 and hold two adjacent columns of every eight.
+// The online softmax of a warp's 16 rows, in registers. Accumulators have the layout of mma and
+// wgmma: the four lanes of a quad share rows r and r + 8 and hold two adjacent columns of every
+// eight.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,29 +9,22 @@
 #include <type_traits>
 
 #include "libruntime/kernels/cuda/common/element.cuh"
-#include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda::prefill {
 
-template <class T>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high);
-template <>
-__device__ __forceinline__ uint32_t pack_pair<__nv_bfloat16>(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-template <>
-__device__ __forceinline__ uint32_t pack_pair<__half>(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-
-// As pack_pair(); beyond the largest number it is that.
+// Beyond the largest number it is that.
 template <class T>
 __device__ __forceinline__ uint32_t pack_result(float low, float high) {
   constexpr DType kType = std::is_same_v<T, __half> ? DType::kF16 : DType::kBF16;
-  return pack_pair<T>(saturated(kType, low), saturated(kType, high));
+  return ElementOf<T>::pack(saturated(kType, low), saturated(kType, high));
+}
+
+// A row's maximum is moved only when a logit exceeds it by this power of two: weights of up to
+// 2^8 cost little precision and rescaling becomes rare. Small tiles move it always: the weight of a
+// row's heaviest key is then 1, which is not rounded, in whichever tile it is.
+constexpr float slack_of(int keys) {
+  return keys > 64 ? 8 : 0;
 }
 
 struct RowEnd {
@@ -38,11 +32,9 @@ struct RowEnd {
   float lse;      // natural log; -infinity of no keys
 };
 
-template <class T, int kKeys>
+template <int kKeys>
 class Softmax {
  public:
-  explicit __device__ __forceinline__ Softmax(float scale) : scale_(scale) {}
-
   // The result of row r + 8 half becomes NaN.
   __device__ __forceinline__ void spoil(int half) { sum_[half] = NAN; }
 
@@ -58,9 +50,9 @@ class Softmax {
     }
   }
 
-  // Logits into weights relative to the rows' maxima. True, for the whole warp, if a maximum moved:
-  // then rescale() what was weighted before.
-  __device__ __forceinline__ bool weigh(float (&logits)[kKeys / 2]) {
+  // `scale`: of the logits, to base 2. Logits into weights relative to the rows' maxima. True, for
+  // the whole warp, if a maximum moved: then rescale() what was weighted before.
+  __device__ __forceinline__ bool weigh(float (&logits)[kKeys / 2], float scale) {
     float maximum[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -74,7 +66,7 @@ class Softmax {
       float m = fmaxf(m0, m1);
       m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
       m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-      maximum[half] = m * scale_;
+      maximum[half] = m * scale;
     }
     constexpr float kSlack = slack_of(kKeys);
     const bool moves = maximum[0] > shift_[0] + kSlack || maximum[1] > shift_[1] + kSlack;
@@ -98,7 +90,7 @@ class Softmax {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& logit = logits[4 * j + 2 * half + e];
-          logit = ptx::ex2_approx(fmaf(logit, scale_, -shift));
+          logit = ptx::ex2_approx(fmaf(logit, scale, -shift));
           sums[e] += logit;
         }
       }
@@ -108,31 +100,33 @@ class Softmax {
   }
 
   // Weights as wgmma's A operand.
+  template <class T>
   __device__ __forceinline__ void pack(const float (&weights)[kKeys / 2],
                                        uint32_t (&packed)[kKeys / 16][4]) const {
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        packed[k][i] = pack_pair<T>(weights[8 * k + 2 * i], weights[8 * k + 2 * i + 1]);
+        packed[k][i] = ElementOf<T>::pack(weights[8 * k + 2 * i], weights[8 * k + 2 * i + 1]);
       }
     }
   }
 
-  template <int kDim>
-  __device__ __forceinline__ void rescale(float (&out)[kDim / 2]) const {
+  template <int kOwn>
+  __device__ __forceinline__ void rescale(float (&out)[kOwn]) const {
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) out[i] *= factor_[(i >> 1) & 1];
+    for (int i = 0; i < kOwn; ++i) out[i] *= factor_[(i >> 1) & 1];
   }
 
-  // Ends row r + 8 half, with these values. NaN if a value is beyond float32, or the maximum is
-  // beyond kMostLogit.
-  template <int kDim>
-  __device__ __forceinline__ RowEnd finish(int half, const float (&out)[kDim / 2]) const {
+  // Ends row r + 8 half, with these values. NaN if a value is beyond float32, or the maximum beyond
+  // `most`.
+  template <int kOwn>
+  __device__ __forceinline__ RowEnd finish(int half, const float (&out)[kOwn],
+                                           float most = INFINITY) const {
     const float shift = shift_[half];
-    float sum = shift == -INFINITY || fabsf(shift) <= kMostLogit ? sum_[half] : NAN;
+    float sum = shift == -INFINITY || fabsf(shift) <= most ? sum_[half] : NAN;
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) {
+    for (int i = 0; i < kOwn; ++i) {
       if (i / 2 % 2 == half) sum += 0 * out[i];
     }
     sum += __shfl_xor_sync(~0u, sum, 1);
@@ -143,7 +137,6 @@ class Softmax {
   }
 
  private:
-  float scale_;  // of the logits, to base 2
   float shift_[2] = {-INFINITY, -INFINITY}, sum_[2] = {0, 0}, factor_[2] = {1, 1};
 };
 
