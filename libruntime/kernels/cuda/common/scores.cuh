@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "libruntime/kernels/cuda/ptx/ex2.cuh"
+
 namespace sqz::cuda {
 
 inline constexpr float kLowestLogit = -3.0e38f;  // differences stay finite
@@ -12,10 +14,21 @@ struct Sums {
   uint32_t a = 0, b = 0;
 };
 
-// Adds l 2^m to sum 2^maximum.
+// The sum of the lanes of a warp up to this one and with it.
+template <class T>
+__device__ __forceinline__ T scan_warp(T value) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const T up = __shfl_up_sync(~0u, value, step);
+    value += (threadIdx.x & 31) >= step ? up : T{0};
+  }
+  return value;
+}
+
+// Adds l 2^m to sum 2^maximum; a NaN stays.
 __device__ inline void add_sums(float& maximum, float& sum, float m, float l) {
   const float top = fmaxf(maximum, m);
-  sum = sum * exp2f(maximum - top) + l * exp2f(m - top);
+  sum = sum * ptx::ex2_approx(maximum - top) + l * ptx::ex2_approx(m - top);
   maximum = top;
 }
 

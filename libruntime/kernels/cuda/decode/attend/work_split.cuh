@@ -3,6 +3,7 @@
 // of one pair and the beginning of the next.
 #pragma once
 
+#include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
 #include "libruntime/kernels/cuda/decode/attend/shared.cuh"
 
@@ -80,12 +81,7 @@ class AttendWorkSplit {
     const int best = __ffs(fits) - 1;
     const uint32_t own =
         blocks_of(keys, __shfl_sync(~0u, tried, best), __shfl_sync(~0u, inverse, best));
-    uint32_t end = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint32_t up = __shfl_up_sync(~0u, end, step);
-      if (lane_ >= step) end += up;
-    }
+    const uint32_t end = scan_warp(own);
     const uint32_t serves = __ballot_sync(~0u, end - own <= blockIdx.x && blockIdx.x < end);
     any = serves != 0;
     if (!any) return true;
@@ -159,12 +155,7 @@ class AttendWorkSplit {
     for (int tile = 0; tile < pairs_; tile += kAttendThreads) {
       const int pair = tile + thread_;
       const int64_t own = pair < pairs_ ? max(int64_t{1}, keys_of(totals_of(pair))) : 0;
-      int64_t scan = own;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int64_t up = __shfl_up_sync(~0u, scan, step);
-        if (lane_ >= step) scan += up;
-      }
+      int64_t scan = scan_warp(own);
       if (lane_ == 31) warp_sums[warp_] = scan;
       __syncthreads();
       int64_t all = 0;

@@ -20,12 +20,7 @@ __device__ inline uint2 find_cutoff(const uint32_t (&sizes)[kRadixBins], int lan
                             a.x + a.y + a.z + a.w + (b.x + b.y),
                             a.x + a.y + a.z + a.w + (b.x + b.y + b.z),
                             a.x + a.y + a.z + a.w + (b.x + b.y + b.z + b.w)};
-  uint32_t scan = upto[7];
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint32_t up = __shfl_up_sync(~0u, scan, step);
-    scan += lane >= step ? up : 0;
-  }
+  const uint32_t scan = scan_warp(upto[7]);
   const unsigned passes = __ballot_sync(~0u, scan > left);
   const int cutoff = passes == 0 ? 31 : __ffs(static_cast<int>(passes)) - 1;
   const uint32_t before = scan - upto[7];

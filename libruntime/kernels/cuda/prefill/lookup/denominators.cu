@@ -1,8 +1,8 @@
 // The states that the pieces of a list left for a row, added up in their order: a thread a row.
+#include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill/lookup/kernel.h"
-#include "libruntime/kernels/cuda/prefill/lookup/sm90/epilogue.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -27,13 +27,14 @@ __global__ void __launch_bounds__(kDenominatorThreads)
       (static_cast<int64_t>(block.x + row / params.shape.group) * params.shape.kv_heads + kv_head) *
           params.shape.group +
       row % params.shape.group;
-  float2 state = make_float2(-INFINITY, 0);
+  float maximum = kLowestLogit, sum = 0;
 #pragma unroll 4
   for (int32_t i = 0; i < pieces; ++i) {
-    state = RowSums::add_states(state, params.row_states[i * queries + query]);
+    const float2 state = params.row_states[i * queries + query];
+    add_sums(maximum, sum, state.x, state.y);
   }
   // If nothing is alive, no S is looked at, but none may be NaN.
-  const float lse = state.y == 0 ? 0.0f : state.x + log2f(state.y);
+  const float lse = sum == 0 ? 0.0f : maximum + log2f(sum);
   if (!(fabsf(lse) <= kMostLogit)) params.chosen.totals[list].fault = 1;
   params.lse[query] = lse;
 }

@@ -31,12 +31,7 @@ struct Shared {
   // Sum of the threads before this one; `total` of all. All threads.
   __device__ uint32_t sum_before(uint32_t own, uint32_t& total) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    uint32_t before = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const uint32_t other = __shfl_up_sync(kAll, before, step);
-      if (lane >= step) before += other;
-    }
+    uint32_t before = scan_warp(own);
     if (lane == 31) scan[warp] = before;
     __syncthreads();
     const uint32_t of_warp = scan[lane];
@@ -264,12 +259,7 @@ __device__ void write_runs(const SelectRuns& call, const List& list, int32_t num
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       if (words[i] == 0) continue;
-      uint32_t keys = ends[i] - begins[i];  // up to this lane's and with them
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const uint32_t other = __shfl_up_sync(kAll, keys, step);
-        if (lane >= step) keys += other;
-      }
+      const uint32_t keys = scan_warp(ends[i] - begins[i]);
       const uint32_t run = place.x + __popc(starts[i] & lanes_below);
       const uint32_t first_key = place.y + keys - (ends[i] - begins[i]);
       if (starts[i] >> lane & 1) {

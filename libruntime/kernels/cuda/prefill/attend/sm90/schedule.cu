@@ -9,6 +9,7 @@
 // parts of all lists go through the keys together, and what lists share is in the L2.
 #include <cuda_runtime.h>
 
+#include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
 #include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
@@ -88,17 +89,6 @@ __device__ __forceinline__ int bucket_of(uint32_t cost, uint32_t longest) {
   return min(static_cast<int>(uint64_t{longest - cost} * kBuckets / longest), kBuckets - 1);
 }
 
-// Inclusive sums over a warp.
-__device__ __forceinline__ uint32_t warp_scan(uint32_t value) {
-  const int lane = threadIdx.x & 31;
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const uint32_t other = __shfl_up_sync(~0u, value, step);
-    if (lane >= step) value += other;
-  }
-  return value;
-}
-
 // How long parts in descending order take on `machines`: machine m + 1 of them and the one after
 // share. All lanes of a warp, two buckets each.
 __device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32_t machines,
@@ -106,7 +96,7 @@ __device__ uint32_t estimate(const uint32_t* histogram, uint32_t longest, uint32
   static_assert(kBuckets == 64);
   const int first = 2 * (threadIdx.x & 31);
   const uint32_t counts[2] = {histogram[first], histogram[first + 1]};
-  uint32_t before = warp_scan(counts[0] + counts[1]) - counts[0] - counts[1];
+  uint32_t before = scan_warp(counts[0] + counts[1]) - counts[0] - counts[1];
   uint32_t worst = static_cast<uint32_t>((total + machines - 1) / machines);
   for (int i = 0; i < 2; ++i) {
     before += counts[i];
@@ -193,7 +183,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
   }
   if (thread < 32) {
     const uint32_t* counts = shared.histogram[best] + 2 * thread;
-    const uint32_t end = warp_scan(counts[0] + counts[1]);
+    const uint32_t end = scan_warp(counts[0] + counts[1]);
     shared.cursor[2 * thread] = end - counts[1] - counts[0];
     shared.cursor[2 * thread + 1] = end - counts[1];
     if (thread == 31) shared.items = end;

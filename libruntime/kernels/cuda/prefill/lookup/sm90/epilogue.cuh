@@ -3,8 +3,8 @@
 // eight.
 #pragma once
 
+#include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/prefill/lookup/sm90/config.h"
-#include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda::prefill {
 
@@ -43,21 +43,9 @@ class RowSums {
   // State of row r + 8 half over the quad's columns, in all its lanes.
   __device__ __forceinline__ float2 finish(int half) const {
     // A sum of nothing has no power that others would have to follow.
-    float2 state = make_float2(sum_[half] == 0 ? -INFINITY : shift_[half], sum_[half]);
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      const float shift = __shfl_xor_sync(~0u, state.x, step);
-      const float sum = __shfl_xor_sync(~0u, state.y, step);
-      state = add_states(state, make_float2(shift, sum));
-    }
-    return state;
-  }
-
-  static __device__ __forceinline__ float2 add_states(float2 a, float2 b) {
-    const float shift = fmaxf(a.x, b.x);
-    if (shift == -INFINITY) return make_float2(shift, a.y + b.y);
-    return make_float2(shift,
-                       a.y * ptx::ex2_approx(a.x - shift) + b.y * ptx::ex2_approx(b.x - shift));
+    float shift = sum_[half] == 0 ? kLowestLogit : shift_[half], sum = sum_[half];
+    add_sums_of_lanes(shift, sum);
+    return make_float2(shift, sum);
   }
 
  private:
