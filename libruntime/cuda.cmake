@@ -35,7 +35,6 @@ add_library(sqz_runtime_cuda STATIC
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/session.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/session_create.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/static_lists.cc
   ${SQZ_RUNTIME_CUDA_DIR}/cuda/block_chunks.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/batch_server.cc ${SQZ_RUNTIME_CUDA_DIR}/cuda/upload.cc
-  ${SQZ_RUNTIME_CUDA_DIR}/cuda/wanted_keys.cc
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/add_counters/kernel.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/batch/lookup/chosen.cu
   ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/compiled_for/kernel.cu

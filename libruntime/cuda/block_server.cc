@@ -5,7 +5,6 @@
 #include "libruntime/cuda/bucket_lookup.h"
 #include "libruntime/cuda/call_parts.h"
 #include "libruntime/cuda/cuda_status.h"
-#include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/kernels/cuda/add_counters/kernel.h"
 #include "libruntime/kernels/cuda/common/head_dims.h"
 
@@ -48,9 +47,6 @@ Status BlockServer::allocate() {
   const int64_t usual = chunks_.usual(setup_.max_tokens);
   SQZ_RETURN_IF_ERROR(take_chunk(sm80_.memory, kSm80Bytes, usual, sm80_.blocks,
                                  [&](void* base) { return lay_out(false, base); }));
-  if (wanted_ != nullptr) {
-    SQZ_RETURN_IF_ERROR(upload_wanted_keys(*setup_.plan, *setup_.index, kScopes, wanted_));
-  }
   const bool single = setup_.max_request_tokens == 1, usual_dim = is_kernel_dim(shape_.dim);
   if (setup_.index->metadata().rows != RowKind::k16 && !(single && usual_dim)) {
     SQZ_RETURN_IF_ERROR(
@@ -101,7 +97,6 @@ size_t BlockServer::lay_out(bool sm90, void* base) {
     lists.capacity = (width_ + 1) / 2;
     lists.lay_out(layout, pairs);
   }
-  if (!sm90) wanted_ = layout.take<uint32_t>(kScopes * std::ssize(setup_.lookups) * heads);
   return layout.used();
 }
 

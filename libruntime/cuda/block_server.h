@@ -55,7 +55,8 @@ class BlockServer {
   Status attend_sm90(const AttendParams& params, const QueryBlocks& blocks, KeyMaps* maps,
                      cudaStream_t stream) const;
   const uint32_t* wanted_of(int scope, int64_t layer) const {
-    return wanted_ + (scope * std::ssize(setup_.lookups) + layer) * setup_.model().kv_heads;
+    const int64_t each = std::ssize(setup_.lookups) * setup_.model().kv_heads;
+    return setup_.lookups[static_cast<size_t>(layer)].wanted + scope * each;
   }
 
   ServerSetup setup_;
@@ -64,7 +65,6 @@ class BlockServer {
   int64_t width_ = 0;  // most clusters of a level
 
   Chunk sm80_, sm90_;
-  uint32_t* wanted_ = nullptr;          // [scopes, layers, Hkv]
   float* partials_ = nullptr;           // workspace of the sm80 attention,
   std::byte* attend_memory_ = nullptr;  // and of the other
   int64_t attend_bytes_ = 0;

@@ -15,12 +15,15 @@ namespace sqz::cuda {
 
 class BucketLookup;
 
+inline constexpr int kScopes = Calibration::kScopes;
+
 // The pointers live as long as the session.
 struct ServerSetup {
   const ServedIndex* index = nullptr;
   const DeviceIndex* uploaded = nullptr;
   const SelectionPlan* plan = nullptr;
-  // The layers, as for decoding: without levels where nothing is looked up.
+  // The layers, as for decoding: without levels where nothing is looked up. Behind the layers'
+  // `wanted` of single tokens are those of the other scopes.
   std::span<const LookupParams> lookups;
   bool clusters = false;                  // are looked up: the selector squeezed selects
   bool blocks_look_up = false;            // blocks of tokens do, of clusters, pages or buckets

@@ -104,7 +104,7 @@ class CudaSession final : public ServingSession {
   RunLists lists_;
   DeviceCounters* counters_ = nullptr;  // [layers], device
   void* attend_workspace_ = nullptr;
-  uint32_t* wanted_ = nullptr;    // [layers, Hkv], device
+  uint32_t* wanted_ = nullptr;    // [scopes, layers, Hkv], device; zeros where nothing is counted
   int64_t* positions_ = nullptr;  // [max_tokens], device; of recent layers
 
   // The last select().

@@ -2,11 +2,12 @@
 #include "libruntime/cuda/session.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "libruntime/cuda/call_parts.h"
 #include "libruntime/cuda/cuda_status.h"
-#include "libruntime/cuda/wanted_keys.h"
 #include "libruntime/kernels/cuda/common/head_dims.h"
+#include "libruntime/select/layer_spread.h"
 #include "libruntime/select/registry.h"
 #include "libruntime/select/static_selection.h"
 
@@ -67,6 +68,38 @@ int64_t clusters_of(std::span<const KeyRun> runs, std::span<const uint32_t> offs
     before = last;
   }
   return count;
+}
+
+// Rules that count want so much of every KV head: the rule `budget` round(share * M) keys, the
+// selector quest pages.
+void count_pages(const SelectionPlan& plan, const ServedIndex& index,
+                 std::vector<uint32_t>& wanted) {
+  const LayerView* sparse = first_sparse(index.layers);
+  if (plan.dense || sparse == nullptr || sparse->pages == 0) return;
+  const auto heads = static_cast<size_t>(sparse->kv_heads);
+  const std::vector<int64_t> keys = layer_keys(plan, sparse->slots);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (!plan.selects(static_cast<int64_t>(i / heads))) continue;
+    wanted[i] = static_cast<uint32_t>(keys[i / heads] / index.layers[i / heads].page_size);
+  }
+}
+
+// [layers, Hkv]
+std::vector<uint32_t> wanted_keys(const SelectionPlan& plan, int scope, const ServedIndex& index) {
+  const auto heads = static_cast<size_t>(index.metadata().model.kv_heads);
+  std::vector<uint32_t> wanted(index.layers.size() * heads);
+  if (plan.head_keep.empty()) {
+    count_pages(plan, index, wanted);
+    return wanted;
+  }
+  const std::vector<float>& shares = plan.head_keep[static_cast<size_t>(scope)];
+  const auto of_layer = static_cast<size_t>(index.whole().metadata().model.kv_heads);
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const auto slots = static_cast<double>(index.layers[i / heads].slots);
+    const size_t head = static_cast<size_t>(index.first_head) + i % heads;
+    wanted[i] = static_cast<uint32_t>(std::llround(shares[i / heads * of_layer + head] * slots));
+  }
+  return wanted;
 }
 
 // Null: there are no kernels for the selector. Without a default: the compiler asks for those that
@@ -240,7 +273,7 @@ size_t CudaSession::lay_out(void* base) {
   counters_ = layout.take<DeviceCounters>(std::ssize(lookups_));
   attend_workspace_ = layout.take<std::byte>(static_cast<int64_t>(
       decode_attend_workspace(gpu_.multiprocessors, static_cast<int>(model.head_dim))));
-  wanted_ = layout.take<uint32_t>(std::ssize(lookups_) * model.kv_heads);
+  wanted_ = layout.take<uint32_t>(kScopes * std::ssize(lookups_) * model.kv_heads);
   positions_ = layout.take<int64_t>(max_tokens_);
   LookupParams shared;
   shared.width = width;
@@ -262,7 +295,10 @@ Status CudaSession::allocate() {
   const int64_t most = kMostPairs / index_->metadata().model.kv_heads;
   SQZ_RETURN_IF_ERROR(take_chunk(memory_, kChunkBytes, std::min(max_tokens_, most), chunk_,
                                  [&](void* base) { return lay_out(base); }));
-  SQZ_RETURN_IF_ERROR(upload_wanted_keys(plan_, *index_, 1, wanted_));
+  for (int scope = 0; scope < kScopes; ++scope) {
+    const std::vector<uint32_t> keys = wanted_keys(plan_, scope, *index_);
+    SQZ_RETURN_IF_ERROR(write_device(wanted_ + static_cast<size_t>(scope) * keys.size(), keys));
+  }
   if (!static_runs_.empty()) {
     SQZ_ASSIGN_OR_RETURN(static_, StaticLists::create(std::move(static_runs_)));
   }
