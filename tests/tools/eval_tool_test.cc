@@ -196,7 +196,7 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
   constexpr int64_t kTokens = 1200;
   RunnerOptions one_thread;
   one_thread.threads = 1;
-  EvalModel model{load_runner(kModel, one_thread).value(), Tokenizer::load(kModel).value()};
+  EvalModel model{Runner::load(kModel, one_thread).value(), Tokenizer::load(kModel).value()};
   TokenText haystack{"lines", {}};
   ASSERT_TRUE(model.tokenizer->encode(lines(150), false, haystack.tokens).ok());
   TrialOptions trials;

@@ -21,9 +21,4 @@ RunnerOptions runner_options(const std::string& run_dtype, const CommonOptions& 
 // BuildOptions::pass, for example "bf16, cuda"; empty for f32 on the CPU.
 std::string pass_name(const RunnerOptions& options);
 
-// The only place where a tool asks for LibTorch. A build without it (SQZ_TRAINING=OFF) returns an
-// error that says how to get it.
-Result<std::unique_ptr<Runner>> load_runner(const std::string& directory,
-                                            const RunnerOptions& options);
-
 }  // namespace sqz

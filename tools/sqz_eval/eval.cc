@@ -119,7 +119,7 @@ Result<Work> prepare(const EvalArguments& arguments, const CommonOptions& common
   SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
   SQZ_ASSIGN_OR_RETURN(out.model.tokenizer, Tokenizer::load(arguments.model));
   SQZ_ASSIGN_OR_RETURN(out.model.runner,
-                       load_runner(arguments.model, runner_options(arguments.run_dtype, common)));
+                       Runner::load(arguments.model, runner_options(arguments.run_dtype, common)));
   SQZ_RETURN_IF_ERROR(check_numbers(arguments, out.model.description()));
   for (Setting& setting : out.settings) {
     SQZ_RETURN_IF_ERROR(load_layers(setting.options, out.model.description()));

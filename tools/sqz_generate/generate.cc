@@ -78,8 +78,8 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
                        session_options(selector, context.options.threads));
   const bool pruned = indexes[0]->info().partition == SQZ_PARTITION_PRUNED;
   if (pruned && !selector.budget) session.budget = 0;  // it has its own
-  SQZ_ASSIGN_OR_RETURN(out.runner, load_runner(arguments.model, runner_options(arguments.run_dtype,
-                                                                               context.options)));
+  SQZ_ASSIGN_OR_RETURN(out.runner, Runner::load(arguments.model, runner_options(arguments.run_dtype,
+                                                                                context.options)));
   if (const auto gpu = context.options.gpu()) {
     for (const auto& index : indexes) SQZ_RETURN_IF_ERROR(index->upload(*gpu));
   }

@@ -185,7 +185,7 @@ class Builds {
   // The model, which is loaded for the first document that needs it.
   Result<Runner*> load() {
     if (model_ == nullptr) {
-      SQZ_ASSIGN_OR_RETURN(model_, load_runner(arguments_.source.model, pass_));
+      SQZ_ASSIGN_OR_RETURN(model_, Runner::load(arguments_.source.model, pass_));
       spdlog::debug("{}: loaded on {}", arguments_.source.model, pass_.device);
     }
     return model_.get();

@@ -47,7 +47,7 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
   SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place, arguments.prompts));
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,
-      load_runner(arguments.model, runner_options(arguments.run_dtype, context.options)));
+      Runner::load(arguments.model, runner_options(arguments.run_dtype, context.options)));
 
   Progress progress(context.progress_style(), "calibrate");
   const RecalibrateOptions options{arguments.force || in_place, context.options.threads};

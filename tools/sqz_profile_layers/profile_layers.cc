@@ -328,7 +328,7 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   const Stopwatch watch;
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,
-      load_runner(arguments.model, runner_options(arguments.run_dtype, context.options)));
+      Runner::load(arguments.model, runner_options(arguments.run_dtype, context.options)));
   const double load_seconds = watch.seconds();
   SQZ_ASSIGN_OR_RETURN(const Outcome outcome,
                        measure(arguments, plan, texts, tokenizer->hash(), *runner, context));

@@ -163,7 +163,7 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
                        read_texts(test_documents, *tokenizer, model, arguments.model, 0));
   const Stopwatch watch;
   const RunnerOptions run = runner_options(arguments.run_dtype, context.options);
-  SQZ_ASSIGN_OR_RETURN(const auto runner, load_runner(arguments.model, run));
+  SQZ_ASSIGN_OR_RETURN(const auto runner, Runner::load(arguments.model, run));
   const double load_seconds = watch.seconds();
 
   Progress bar(context.progress_style(), "train");

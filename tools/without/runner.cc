@@ -1,9 +1,9 @@
-// In place of tools/common/load_runner.cc where sqz is built without LibTorch.
-#include "tools/common/model_options.h"
+// In place of training/runner.cc where sqz is built without LibTorch.
+#include "training/runner.h"
 
 namespace sqz {
 
-Result<std::unique_ptr<Runner>> load_runner(const std::string& directory, const RunnerOptions&) {
+Result<std::unique_ptr<Runner>> Runner::load(const std::string& directory, const RunnerOptions&) {
   return Status(Code::kUnsupported,
                 concat(directory,
                        ": this sqz was built without LibTorch and cannot run a model; build it "
