@@ -108,56 +108,6 @@ TEST_P(SqzFileRoundTrip, ACopyOfTheViewsHasTheSameBytes) {
   EXPECT_TRUE(testing::read_file(path_) == testing::read_file(dir_.file("copy")));
 }
 
-// Rows of one head of a view, [n, d] of 16-bit numbers, are those of these tokens.
-void expect_rows(const void* data, int64_t head, const std::vector<int64_t>& tokens,
-                 const std::vector<float>& all, const TinyIndexOptions& o) {
-  const auto n = std::ssize(tokens), d = o.head_dim;
-  std::vector<float> found(static_cast<size_t>(n * d)), expected;
-  to_floats(static_cast<const uint16_t*>(data) + head * n * d, o.dtype, n * d, found.data());
-  for (const int64_t t : tokens) {
-    const auto first = all.begin() + (head * o.tokens + t) * d;
-    expected.insert(expected.end(), first, first + d);
-  }
-  EXPECT_EQ(found, expected);
-}
-
-TEST_P(SqzFileRoundTrip, EveryTensorComesBackInEitherMode) {
-  const TinyIndexOptions& o = index_.options;
-  for (const OpenMode mode : {OpenMode::kMmap, OpenMode::kRead}) {
-    const auto file = SqzFile::open(path_, mode);
-    ASSERT_TRUE(file.ok()) << file.status().message();
-    for (int64_t l = 0; l < o.layers; ++l) {
-      const LayerView view = (*file)->layer(l);
-      const TinyIndex::Layer& want = index_.layers[static_cast<size_t>(l)];
-      ASSERT_EQ(view.slots, want.shape.slots);
-      ASSERT_EQ(view.exact, want.shape.exact);
-      ASSERT_EQ(view.levels, static_cast<int>(want.shape.clusters.size()));
-      const auto expect_numbers = [](const uint32_t* found, const std::vector<uint32_t>& expected) {
-        ASSERT_EQ(found != nullptr, !expected.empty());
-        EXPECT_TRUE(std::equal(expected.begin(), expected.end(), found));
-      };
-      expect_numbers(view.positions, want.positions);
-      expect_numbers(view.heavy, want.heavy);
-      for (size_t k = 0; k < want.shape.clusters.size(); ++k) {
-        EXPECT_EQ(view.level[k].clusters, want.shape.clusters[k]);
-        expect_numbers(view.level[k].offsets, want.offsets[k]);
-      }
-      for (int64_t h = 0; h < o.kv_heads; ++h) {
-        const uint32_t* positions = view.positions + h * view.slots;
-        const std::vector<int64_t> slots(positions, positions + view.slots);
-        std::vector<int64_t> exact;
-        const int64_t sink = view.slots > 0 ? o.sink : 0;
-        for (int64_t t = 0; t < sink; ++t) exact.push_back(t);
-        for (int64_t t = o.tokens - view.exact + sink; t < o.tokens; ++t) exact.push_back(t);
-        expect_rows(view.keys, h, slots, want.keys, o);
-        expect_rows(view.values, h, slots, want.values, o);
-        expect_rows(view.exact_keys, h, exact, want.keys, o);
-        expect_rows(view.exact_values, h, exact, want.values, o);
-      }
-    }
-  }
-}
-
 TEST_P(SqzFileRoundTrip, VerifyFindsNothingAndReportsProgress) {
   const auto file = SqzFile::open(path_);
   ASSERT_TRUE(file.ok()) << file.status().message();

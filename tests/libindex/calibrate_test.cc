@@ -185,13 +185,6 @@ TEST(Calibrate, WhatTheTreeCannotKeepGetsTheLowestThreshold) {
   EXPECT_GT(curve(c, 0, 0)[kLast * 55 / 100], -1000.0f);
 }
 
-TEST(Calibrate, OneLevelHasOnePath) {
-  const Calibration c = calibrated(make_input({150}, 1500));
-  EXPECT_TRUE(c.coarse_keep.empty());
-  EXPECT_EQ(c.coarse.size(), 2u);
-  for (int64_t i = 0; i <= kLast; ++i) EXPECT_EQ(curve(c, 0, 0)[i], curve(c, 0, 1)[i]);
-}
-
 TEST(Calibrate, KeepingEverythingInTheCoarseLevelsIsTheFlatLookup) {
   CalibrationInput input = make_input({12, 150}, 1500);
   input.coarse_keep = 1.0;

@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 #include <set>
 
 #include "tests/libindex/kmeans_cost.h"
@@ -13,114 +11,16 @@ namespace sqz {
 namespace {
 
 using test::clustered_points;
-using test::kmeans_cost;
-using test::normalised;
 using test::sizes_of;
 
 std::vector<int32_t> run(const std::vector<float>& points, int64_t dim, int64_t clusters,
-                         uint64_t seed, const float* weights = nullptr, int threads = 1) {
+                         uint64_t seed) {
   const auto count = static_cast<int64_t>(points.size()) / dim;
   std::vector<int32_t> assignment(static_cast<size_t>(count), -1);
-  KmeansProblem problem{points.data(), weights, count, dim, clusters, 10, seed, assignment.data()};
-  const Status status = make_faiss_kmeans()->run({&problem, 1}, threads, {});
+  KmeansProblem problem{points.data(), nullptr, count, dim, clusters, 10, seed, assignment.data()};
+  const Status status = make_faiss_kmeans()->run({&problem, 1}, 1, {});
   EXPECT_TRUE(status.ok()) << status.message();
   return assignment;
-}
-
-// Lloyd's algorithm written out: random points first, 10 updates, then a last assignment.
-std::vector<int32_t> lloyd(const std::vector<float>& unit, int64_t dim, int64_t clusters,
-                           uint64_t seed, const std::vector<float>& weights) {
-  const auto count = static_cast<int64_t>(unit.size()) / dim;
-  test::Rng rng(seed);
-  std::vector<int64_t> order(static_cast<size_t>(count));
-  std::iota(order.begin(), order.end(), 0);
-  for (int64_t i = 0; i < clusters; ++i) std::swap(order[i], order[i + rng.below(count - i)]);
-  std::vector<double> centre(static_cast<size_t>(clusters * dim));
-  for (int64_t k = 0; k < clusters; ++k) {
-    for (int64_t c = 0; c < dim; ++c) centre[k * dim + c] = unit[order[k] * dim + c];
-  }
-  std::vector<int32_t> assignment(static_cast<size_t>(count));
-  for (int iteration = 0; iteration <= 10; ++iteration) {
-    for (int64_t i = 0; i < count; ++i) {
-      double best = -2;
-      for (int64_t k = 0; k < clusters; ++k) {
-        double cosine = 0;
-        for (int64_t c = 0; c < dim; ++c) cosine += unit[i * dim + c] * centre[k * dim + c];
-        if (cosine > best) {
-          best = cosine;
-          assignment[i] = static_cast<int32_t>(k);
-        }
-      }
-    }
-    if (iteration == 10) break;
-    std::vector<double> sum(centre.size(), 0.0);
-    for (int64_t i = 0; i < count; ++i) {
-      for (int64_t c = 0; c < dim; ++c) {
-        sum[assignment[i] * dim + c] += double{weights[i]} * unit[i * dim + c];
-      }
-    }
-    for (int64_t k = 0; k < clusters; ++k) {
-      double square = 0;
-      for (int64_t c = 0; c < dim; ++c) square += sum[k * dim + c] * sum[k * dim + c];
-      if (square == 0) continue;  // an empty cluster keeps its centre
-      for (int64_t c = 0; c < dim; ++c) centre[k * dim + c] = sum[k * dim + c] / std::sqrt(square);
-    }
-  }
-  return assignment;
-}
-
-void expect_as_good_as_lloyd(const std::vector<float>& points, int64_t dim, int64_t clusters,
-                             const std::vector<float>& weights, const float* given) {
-  const std::vector<float> unit = normalised(points, dim);
-  double ours = 0, reference = 0;
-  for (uint64_t seed = 1; seed <= 4; ++seed) {
-    ours += kmeans_cost(unit, dim, run(points, dim, clusters, seed, given), clusters, weights);
-    reference +=
-        kmeans_cost(unit, dim, lloyd(unit, dim, clusters, seed, weights), clusters, weights);
-  }
-  EXPECT_LE(ours, 1.01 * reference) << "over 4 seeds";
-  EXPECT_GT(ours, 0.5 * reference) << "the two costs do not measure the same thing";
-}
-
-TEST(Kmeans, ObjectiveIsThatOfPlainLloyd) {
-  const std::vector<float> points = clustered_points(3000, 32, 150, 0.6f, 3);
-  expect_as_good_as_lloyd(points, 32, 120, std::vector<float>(3000, 1.0f), nullptr);
-}
-
-TEST(Kmeans, WeightedObjectiveIsThatOfPlainLloyd) {
-  const std::vector<float> points = clustered_points(1500, 16, 60, 0.8f, 4);
-  test::Rng rng(5);
-  std::vector<float> weights(1500);
-  for (float& w : weights) w = rng.below(10) == 0 ? 200.0f : 1.0f;
-  expect_as_good_as_lloyd(points, 16, 80, weights, weights.data());
-}
-
-// Converged, every point is nearest to the mean of its own cluster, if all points take part: more
-// than 256 a cluster are not sampled down.
-TEST(Kmeans, UsesAllPoints) {
-  std::vector<float> points;
-  std::vector<int32_t> assignment(4000);
-  for (int i = 0; i < 4000; ++i) {
-    const double angle = i * 3.14159265358979 / 8000;
-    points.push_back(static_cast<float>(std::cos(angle)));
-    points.push_back(static_cast<float>(std::sin(angle)));
-  }
-  const KmeansProblem problem{points.data(), nullptr, 4000, 2, 2, 40, 1, assignment.data()};
-  ASSERT_TRUE(make_faiss_kmeans()->run({&problem, 1}, 1, {}).ok());
-  double sum[2][2] = {};
-  for (int i = 0; i < 4000; ++i) {
-    for (int c : {0, 1}) sum[assignment[i]][c] += points[2 * i + c];
-  }
-  int misplaced = 0;
-  for (int i = 0; i < 4000; ++i) {
-    double cosine[2];
-    for (int k : {0, 1}) {
-      cosine[k] = (points[2 * i] * sum[k][0] + points[2 * i + 1] * sum[k][1]) /
-                  std::hypot(sum[k][0], sum[k][1]);
-    }
-    misplaced += cosine[assignment[i]] < cosine[1 - assignment[i]];
-  }
-  EXPECT_LE(misplaced, 2);
 }
 
 TEST(Kmeans, IgnoresLength) {

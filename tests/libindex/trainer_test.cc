@@ -40,6 +40,8 @@ TEST(Trainer, HasTheBytesOfFaiss) {
       const uint64_t large = kmeans_seed(seed, 3, 1, 0);
       expect_same({points.data(), nullptr, count, dim, count / 20, 10, large, nullptr});
       expect_same({points.data(), weights.data(), count, dim, count / 3, 3, seed, nullptr});
+      // Of more than 256 points a cluster FAISS would leave some out.
+      expect_same({points.data(), nullptr, count, dim, 4, 3, seed, nullptr});
     }
   }
 }

@@ -212,15 +212,6 @@ TEST_F(IndexToolTest, AFullOrClosedStandardOutputIsAnError) {
   }
 }
 
-TEST_F(IndexToolTest, EscapesAreShownNotSent) {
-  for (const auto& words :
-       {std::vector<std::string>{"info", "\x1b[31mred\x07"}, {"\x1b]0;title"}}) {
-    const ToolRun refused = run("sqz-index", words);
-    EXPECT_THAT(refused.err, HasSubstr("\\x1b"));
-    EXPECT_EQ((refused.out + refused.err).find('\x1b'), std::string::npos);
-  }
-}
-
 TEST_F(IndexToolTest, MoreQueriesThanTheTailBuildTheSameIndex) {
   build("x.sqz");
   // The same capture, cut to the queries of the tail.
