@@ -16,12 +16,12 @@ Result<std::unique_ptr<StaticLists>> StaticLists::create(std::vector<HeadRuns> r
       layer.most_runs = std::max<int64_t>(layer.most_runs, std::ssize(own));
     }
   }
-  SQZ_RETURN_IF_ERROR(take_memory(out->memory_, [&](void* base) { return out->lay_out(base); }));
-  for (size_t l = 0; l < out->runs_.size(); ++l) {
-    if (!out->runs_[l].empty()) {
-      SQZ_RETURN_IF_ERROR(out->fill(out->runs_[l], out->layers_[l]));
-    }
-  }
+  std::vector<std::byte> host(out->lay_out(nullptr));
+  out->lay_out(host.data());
+  out->fill();
+  SQZ_RETURN_IF_ERROR(out->memory_.reserve(host.size()));
+  out->lay_out(out->memory_.data());
+  SQZ_RETURN_IF_ERROR(copy_memory(out->memory_.data(), host.data(), host.size()));
   return out;
 }
 
@@ -36,24 +36,23 @@ size_t StaticLists::lay_out(void* base) {
   return layout.used();
 }
 
-Status StaticLists::fill(const HeadRuns& heads, const Layer& to) {
-  const size_t stride = at(to.most_runs) + 1;
-  std::vector<RunTotals> totals(heads.size());
-  std::vector<uint32_t> first(heads.size() * stride), before(first.size());
-  for (size_t h = 0; h < heads.size(); ++h) {
-    const std::vector<KeyRun>& own = heads[h];
-    uint32_t keys = 0;
-    for (size_t r = 0; r < own.size(); ++r) {
-      first[h * stride + r] = own[r].first;
-      before[h * stride + r] = keys;
-      keys += own[r].length;
+// The lists, where they are in host memory.
+void StaticLists::fill() {
+  for (size_t l = 0; l < runs_.size(); ++l) {
+    const RunLists& lists = layers_[l].lists;
+    for (size_t h = 0; h < runs_[l].size(); ++h) {
+      uint32_t* first = lists.first + h * at(lists.capacity + 1);
+      uint32_t* before = lists.before + h * at(lists.capacity + 1);
+      uint32_t keys = 0;
+      for (const KeyRun& run : runs_[l][h]) {
+        *first++ = run.first;
+        *before++ = keys;
+        keys += run.length;
+      }
+      *before = keys;
+      lists.totals[h] = {static_cast<uint32_t>(runs_[l][h].size()), keys, 0, 0};
     }
-    before[h * stride + own.size()] = keys;
-    totals[h] = {static_cast<uint32_t>(own.size()), keys, 0, 0};
   }
-  SQZ_RETURN_IF_ERROR(write_device(to.lists.totals, totals));
-  SQZ_RETURN_IF_ERROR(write_device(to.lists.first, first));
-  return write_device(to.lists.before, before);
 }
 
 }  // namespace sqz::cuda

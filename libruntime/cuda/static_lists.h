@@ -31,7 +31,7 @@ class StaticLists {
   };
   static size_t at(int64_t layer) { return static_cast<size_t>(layer); }
   size_t lay_out(void* base);
-  Status fill(const HeadRuns& runs, const Layer& to);
+  void fill();
 
   std::vector<HeadRuns> runs_;
   std::vector<Layer> layers_;

@@ -12,11 +12,6 @@
 
 namespace sqz::cuda {
 
-// A key and its value in memory.
-struct Sm80Place {
-  const char *key, *value;
-};
-
 // The places of a tile's keys and values.
 template <int kKeys>
 struct Sm80Places {
@@ -43,14 +38,15 @@ class Sm80Keys {
     if (listed_) run_ = run_of(before(), p_.lists.totals[list_].runs, max(key - exact_, 0));
   }
 
-  __device__ Sm80Place locate(int key) {
+  // The places of a key and its value.
+  __device__ void locate(int key, const char*& to_key, const char*& to_value) {
     const bool is_exact = key < exact_;
     const auto selected = static_cast<uint32_t>(key - exact_);
     const int64_t row = is_exact ? head_ * p_.exact + p_.exact_skipped + key
                                  : head_ * p_.slots + (listed_ ? slot_of(selected) : selected);
-    return {
-        static_cast<const char*>(is_exact ? p_.exact_keys : p_.keys) + row * p_.dim * 2,
-        static_cast<const char*>(is_exact ? p_.exact_values : p_.values) + row * p_.value_dim * 2};
+    to_key = static_cast<const char*>(is_exact ? p_.exact_keys : p_.keys) + row * p_.dim * 2;
+    to_value =
+        static_cast<const char*>(is_exact ? p_.exact_values : p_.values) + row * p_.value_dim * 2;
   }
 
  private:
@@ -182,10 +178,8 @@ class Sm80Attention {
   __device__ void locate(int tile) {
     if (threadIdx.x >= Tile::kStream) return;
     const int key = tile + static_cast<int>(threadIdx.x);
-    const Sm80Place place = keys_.locate(min(key, end_ - 1));
     Places& to = places_of(tile);
-    to.keys[threadIdx.x] = place.key;
-    to.values[threadIdx.x] = place.value;
+    keys_.locate(min(key, end_ - 1), to.keys[threadIdx.x], to.values[threadIdx.x]);
   }
   __device__ Places& places_of(int tile) const {
     return places_[(tile - begin_) / Tile::kStream % 2];
