@@ -51,7 +51,7 @@ struct Unpacked {
         values(static_cast<size_t>(from.kv_heads * from.slots * from.head_dim)),
         bits(static_cast<size_t>(2 * from.kv_heads * UnpackedRows::words(from.slots))),
         to{keys.get(), values.get(), bits.get()} {
-    params.coded = coded_source(layer);
+    params.coded = layer.keys.coded;
     params.dtype = view.dtype;
     params.dim = params.value_dim = static_cast<int32_t>(view.head_dim);
     params.kv_heads = static_cast<int32_t>(view.kv_heads);
