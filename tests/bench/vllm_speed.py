@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Tokens a second of vLLM over a fixed context: from an index, and with the context in the prompts.
 
-    vllm_speed.py MODEL INDEX [--requests 1 16 64] [--answer 128] [--load-format dummy] [-o speed.json]
+    vllm_speed.py MODEL INDEX [--requests 1 16 64] [--answer 128] [--load-format dummy] [--random 128000]
 
 Three engines in turn, each in a process of its own:
   dense   sqz.vllm reads all of the index
   sparse  sqz.vllm with --budget of it
   prompt  vLLM alone, the context in each prompt and all of it in the prefix cache
-MODEL is a Hugging Face folder, INDEX one of that model, or a folder of several, which the requests take in turn. The
-context in the prompts is as long as the first index's, of random tokens, which takes as long as any. Each request has a question of its own, random too, and its answer has exactly
---answer tokens. Time is from sending all requests to the last answer: the questions' prefill is in it, the context's is
-not. Each number of requests runs once to warm up and then --repeat times; the median is printed.
+MODEL is a Hugging Face folder, INDEX one of that model, or a folder of several, which the requests take in turn; with
+--random it is made first, of random keys of the model's shape, as many tokens long. The context in the prompts is as
+long as the first index's, of random tokens, which takes as long as any. Each request has a question of its own, random
+too, and its answer has exactly --answer tokens. Time is from sending all requests to the last answer: the questions'
+prefill is in it, the context's is not. Each number of requests runs once to warm up and then --repeat times; the median
+is printed.
 """
 
 from __future__ import annotations
@@ -43,10 +45,12 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--engines", nargs="+", default=["dense", "sparse", "prompt"])
     parser.add_argument("--load-format", default="auto", help="dummy: random weights, only config.json is read")
+    parser.add_argument("--random", type=int, metavar="TOKENS", help="INDEX is made, of random keys")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--memory", type=float, default=0.9, help="fraction of the GPU's memory that vLLM takes")
-    parser.add_argument("--graphs", default="FULL_AND_PIECEWISE", choices=["FULL_AND_PIECEWISE", "PIECEWISE", "NONE"],
-                        help="CUDA graphs; NONE is without torch.compile, too")
+    parser.add_argument("--graphs", default="FULL_AND_PIECEWISE",
+                        choices=["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"],
+                        help="CUDA graphs; NONE and FULL_DECODE_ONLY are without torch.compile")
     parser.add_argument("-o", "--output", help="a line of JSON for each engine, too")
     parser.add_argument("--serve", help=argparse.SUPPRESS)  # the process of one engine: where its result goes
     arguments = parser.parse_args()
@@ -55,6 +59,8 @@ def main() -> int:
             json.dump(measure(arguments), file)
         return 0
 
+    if arguments.random and not os.path.exists(arguments.index):
+        make_random(arguments.model, arguments.index, arguments.random)
     results = []
     for engine in arguments.engines:
         result = in_own_process(engine, arguments)
@@ -64,6 +70,41 @@ def main() -> int:
                 file.write(json.dumps(result) + "\n")
     print_table(results, arguments)
     return 0
+
+
+def make_random(model: str, path: str, tokens: int) -> None:
+    """An index of the model's shape, with keys, values and queries of a normal distribution."""
+    import numpy as np
+    import torch
+    import transformers
+
+    from sqz._builder import Build
+    from sqz.transformers.fingerprint import describe
+    from sqz.transformers.layers import look
+
+    config = transformers.AutoConfig.from_pretrained(model)
+    with torch.device("meta"):
+        network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    vars(network)["state_dict"] = dict  # without weights
+    layers, start = look(network), time.perf_counter()
+    states = [{name: torch.randn(one.shape).to(one.dtype) for name, one in state.items()} for state in layers.states]
+    ids = np.random.default_rng(0).integers(0, config.get_text_config().vocab_size, tokens)
+    kept = states if any(states) else None
+    with Build(path, describe(network, layers), ids, state=kept, rows="q8") as made:
+        where = "cuda" if made.plan["takes_gpu"] else "cpu"
+        for layer in layers.all:
+            if layer.kind in ("full", "recent"):
+                shape = layer.kv_heads, min(layer.window or tokens, tokens)
+                keys, values = (torch.randn(*shape, dim, dtype=torch.bfloat16, device=where)
+                                for dim in (layer.head_dim, layer.value_dim))
+                queries = torch.randn(layer.query_heads, made.plan["tail"], layer.head_dim, dtype=torch.bfloat16)
+                if where == "cuda":
+                    torch.cuda.synchronize()
+                made.add_layer(keys, values, queries if layer.kind == "full" else None)
+        for number, state in enumerate(states):
+            made.add_state(number, state)
+        made.finish()
+    print(f"{path}: {tokens} tokens in {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def in_own_process(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -92,7 +133,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     engine = vllm.LLM(arguments.model, skip_tokenizer_init=True, load_format=arguments.load_format,
                       dtype=arguments.dtype, max_model_len=(tokens if in_prompt else 0) + room, max_num_seqs=most,
                       enforce_eager=arguments.graphs == "NONE", disable_log_stats=True,
-                      compilation_config={"cudagraph_mode": arguments.graphs},
+                      compilation_config={"cudagraph_mode": arguments.graphs} | (
+                         {"mode": 0, "cudagraph_capture_sizes": arguments.requests}
+                         if arguments.graphs == "FULL_DECODE_ONLY" else {}),
                       **({"gpu_memory_utilization": arguments.memory} if cuda else {"kv_cache_memory_bytes": 2 << 30}),
                       **({} if in_prompt else {"attention_backend": "CUSTOM"}))
     samplings = [vllm.SamplingParams(temperature=0, max_tokens=arguments.answer, ignore_eos=True, detokenize=False,

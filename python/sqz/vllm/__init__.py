@@ -36,7 +36,7 @@ def register() -> None:
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from . import frontend, runner, server, startup
+    from . import frontend, runner, server, startup, states
 
     if current_platform.is_cpu():
         register_backend(AttentionBackendEnum.CPU_ATTN, "sqz.vllm.cpu.Backend")  # vLLM takes no other on a CPU
@@ -44,6 +44,7 @@ def register() -> None:
         register_backend(AttentionBackendEnum.CUSTOM, "sqz.vllm.cuda.Backend")
     startup.check_configurations(options)
     runner.install()
+    states.install()
     frontend.install()
     server.install()
     _registered = options

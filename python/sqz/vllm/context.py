@@ -14,7 +14,7 @@ import torch
 import sqz
 from sqz._arguments import MOST_CONTEXTS
 
-from . import registered
+from . import registered, states
 from .library import identity
 from .options import Options
 
@@ -36,7 +36,9 @@ class Table:
             self.session = sqz.Session(first, max_tokens=config.scheduler_config.max_num_batched_tokens,
                                        max_contexts=MOST_CONTEXTS if options.contexts else 1, **self._where,
                                        **options.session, **self._graphs(options, config))
-        self.windows = any(one.window or one.chunk for one in first.layers)
+        self.windows = any(one.window for one in first.layers)
+        self.recurrent: dict[str, Any] = {}  # the model's recurrent layers by name, once vLLM has made their memory
+        self.states: dict[int, dict[str, list[torch.Tensor]]] = {}  # by slot, what its context leaves to each of them
         self._indexes: dict[int, sqz.Index] = {0: first}
         self._loading: dict[int, threading.Thread] = {}
         self._failed: dict[int, str] = {}
@@ -67,6 +69,7 @@ class Table:
                     index.upload(**self._where)
                 self.session.put(slot, index)
                 self._indexes[slot] = index
+                self.keep_states(slot)
             except Exception as error:  # it belongs to the request that waits
                 self._failed[slot] = str(error)
 
@@ -88,19 +91,27 @@ class Table:
         if thread := self._loading.pop(slot, None):
             thread.join()
         self.session.put(slot, None)
+        self.states.pop(slot, None)
         index = self._indexes.pop(slot, None)  # which may be that of the options, open for who asks next
         if index is not None and self._on_gpu:
             index.unload(self._where["device"])
 
+    def keep_states(self, slot: int) -> None:
+        """Reads what the context in a slot leaves to recurrent layers. ValueError if these are of another shape."""
+        index = self._indexes[slot]  # Falcon-H1 counts its recurrent layers behind those with attention
+        self.states[slot] = {name: states.fit(name, layer, index.state(number_of(name) % index.info.layers))
+                             for name, layer in self.recurrent.items()}
+
     def add(self, layer: str, query: torch.Tensor, output: torch.Tensor, lse: torch.Tensor, indptr: list[int],
-            contexts: sqz.Contexts | sqz.DeviceContexts | None, positions: list[int] | None = None,
+            contexts: sqz.Contexts | sqz.DeviceContexts | None, positions: list[int] | torch.Tensor | None = None,
             sinks: torch.Tensor | None = None) -> None:
         """Merges the attention over the contexts into (output, lse), the attention over what follows them.
 
         layer: its name in vLLM, "model.layers.3.self_attn.attn". query, output: [tokens, heads, head_dim], which may
         be more tokens than the requests have: those are left alone. lse: [tokens, heads] float32, natural logarithm,
         any strides. indptr: the requests' first tokens, and the end of the last. contexts: of the requests; None: the
-        first index. DeviceContexts: each request has one token. positions: of the tokens, where layers have windows.
+        first index. DeviceContexts: each request has one token. positions: of the tokens, where layers have windows;
+        on a GPU they are there.
         sinks: [heads] float32, of this layer, if (output, lse) are without them.
         """
         tokens = indptr[-1]
@@ -112,11 +123,22 @@ class Table:
 
 def in_graphs(options: Options) -> bool:
     """Whether this GPU's kernels read the contexts of a captured call on the GPU."""
+    return not why_piecewise(options)
+
+
+def why_piecewise(options: Options) -> str:
+    """Why they do not; empty if they do."""
     from vllm.platforms import current_platform
 
-    selector = options.session.get("selector", "auto")
-    return (options.graph_contexts > 0 and selector in ("auto", "squeezed", "dense")
-            and bool(current_platform.has_device_capability(90)))
+    first, selector = options.first[1].layers[0], options.session.get("selector", "auto")
+    old = not current_platform.has_device_capability(90)
+    mixed = any(one != first or one.kind != "full" for one in options.first[1].layers)
+    return next((why for why, found in (
+        ("SQZ_GRAPH_CONTEXTS is 0", options.graph_contexts == 0),
+        (f"the selector is {selector}", selector not in ("auto", "squeezed", "dense")),
+        ("this GPU is older than compute capability 9.0", old),
+        ("the model's layers are not all full attention of one shape", mixed),
+    ) if found), "")
 
 
 @functools.cache
@@ -144,16 +166,30 @@ def table() -> Table:
 def refuse_layer(num_heads: int, head_size: int, scale: float, num_kv_heads: int, alibi_slopes: Any,
                  sliding_window: int | None, kv_cache_dtype: str, logits_soft_cap: float | None = None,
                  attn_type: str = "decoder", kv_sharing_target_layer_name: str | None = None,
-                 sinks: Any = None, *, on_cpu: bool = False) -> None:
+                 sinks: Any = None) -> None:
     """Takes what vLLM gives to an AttentionImpl. Raises ValueError for a layer whose attention over the context is not
-    softmax(scale * q.k) over all keys; on a CPU it may have a window and sinks."""
-    for found, what in ((sliding_window and not on_cpu, "a sliding window"), (alibi_slopes is not None, "ALiBi"),
-                        (logits_soft_cap, "a soft cap on its logits"),
-                        (sinks is not None and not on_cpu, "attention sinks"),
+    softmax(scale * q.k) over all keys, or those of a window and a sink."""
+    for found, what in ((alibi_slopes is not None, "ALiBi"), (logits_soft_cap, "a soft cap on its logits"),
                         (kv_sharing_target_layer_name, "another layer's keys"),
                         (attn_type != "decoder", f"attention of type {attn_type}")):
         if found:
-            raise ValueError(f"sqz cannot serve this with vLLM: a layer has {what}; expected full causal attention")
+            raise ValueError(f"sqz cannot serve this with vLLM: a layer has {what}; expected causal attention to keys of "
+                             "its own")
+
+
+class Layer:
+    """Of an AttentionImpl: it refuses what cannot be served, and has the table and its sinks in float32."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        refuse_layer(*arguments, **named)
+        self.table = table()
+        self.float_sinks: torch.Tensor | None = None
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        super().process_weights_after_loading(act_dtype)  # type: ignore[misc]
+        sinks = self.sinks  # type: ignore[attr-defined]
+        self.float_sinks = None if sinks is None else sinks.detach().float()
 
 
 @contextmanager

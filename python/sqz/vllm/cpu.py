@@ -16,12 +16,7 @@ class Builder(runner.Requests, CPUAttentionMetadataBuilder):  # type: ignore[mis
     pass
 
 
-class Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        context.refuse_layer(*arguments, **named, on_cpu=True)
-        self.table = context.table()
-
+class Impl(context.Layer, CPUAttentionBackendImpl):  # type: ignore[misc]
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                            slot_mapping: torch.Tensor) -> None:
         plain_cache.store(kv_cache, slot_mapping, key, value)
@@ -39,7 +34,7 @@ class Impl(CPUAttentionBackendImpl):  # type: ignore[misc]
                 query[first:last], kv_cache, attn_metadata.block_table[request], lengths[request], self.scale,
                 max(0, self.sliding_window))
         self.table.add(layer.layer_name, query, output, lse, indptr, attn_metadata.contexts, attn_metadata.positions,
-                       None if self.sinks is None else self.sinks.detach().float())
+                       self.float_sinks)
         return output
 
 

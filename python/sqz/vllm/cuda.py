@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.logger import init_logger
 from vllm.utils.torch_utils import canonicalize_singleton_dim_strides
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import (FlashAttentionBackend, FlashAttentionImpl,
@@ -12,20 +13,19 @@ from vllm.v1.attention.backends.flash_attn import (FlashAttentionBackend, FlashA
 
 from . import context, registered, runner
 
+logger = init_logger("vllm.sqz")
+
 
 class Builder(runner.Requests, FlashAttentionMetadataBuilder):  # type: ignore[misc]
     # sqz takes the requests' first tokens from the host, so a graph fixes them: 0, 1, 2, ... for one token each.
     # Contexts of a library are read on the GPU, where its kernels can: else its steps run in piecewise graphs.
-    _cudagraph_support = (AttentionCGSupport.NEVER if registered().contexts and not context.in_graphs(registered())
-                          else AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE)
+    _piecewise = registered().contexts and context.why_piecewise(registered())
+    _cudagraph_support = AttentionCGSupport.NEVER if _piecewise else AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    if _piecewise:
+        logger.info("sqz decodes in piecewise CUDA graphs, because %s", _piecewise)
 
 
-class Impl(FlashAttentionImpl):  # type: ignore[misc]
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        context.refuse_layer(*arguments, **named)
-        self.table = context.table()
-
+class Impl(context.Layer, FlashAttentionImpl):  # type: ignore[misc]
     def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                 attn_metadata: Any, output: torch.Tensor, output_scale: torch.Tensor | None = None,
                 output_block_scale: torch.Tensor | None = None) -> torch.Tensor:
@@ -38,9 +38,11 @@ class Impl(FlashAttentionImpl):  # type: ignore[misc]
             q=query[:tokens], k=keys, v=values, out=output[:tokens], cu_seqlens_q=attn_metadata.query_start_loc,
             max_seqlen_q=attn_metadata.max_query_len, seqused_k=attn_metadata.seq_lens,
             max_seqlen_k=attn_metadata.max_seq_len, softmax_scale=self.scale, causal=True,
+            window_size=list(self.sliding_window),
             block_table=attn_metadata.block_table, scheduler_metadata=attn_metadata.scheduler_metadata,
             num_splits=attn_metadata.max_num_splits, fa_version=self.vllm_flash_attn_version, return_softmax_lse=True)
-        self.table.add(layer.layer_name, query, output, lse.T, attn_metadata.indptr, attn_metadata.contexts)
+        self.table.add(layer.layer_name, query, output, lse.T, attn_metadata.indptr, attn_metadata.contexts,
+                       attn_metadata.positions, self.float_sinks)
         return output
 
 

@@ -189,7 +189,7 @@ class Leases:
             front = [before.context_id for _, before in documents]
             if front and not info.composes:
                 raise ValueError(f"sqz_context: {os.path.basename(file.path)}: found it behind another context, expected "
-                                 "it alone: the model has sliding windows, or its rotary embedding is not described")
+                                 "it alone: the model has windows or states, or its rotary embedding is not described")
             if info.after and tuple(front[-len(info.after):]) != info.after:
                 raise ValueError(f"sqz_context: {os.path.basename(file.path)}: found it without the {len(info.after)} "
                                  "contexts that stood in front when it was made, expected them there, one behind the "

@@ -12,7 +12,7 @@ import torch
 
 import sqz
 
-from . import context, registered
+from . import context, registered, states
 
 CONTEXTS = "sqz_slots"  # of a request's extra_args: [slot, offset, skip] of each of its contexts
 TOKENS = "sqz_tokens"  # of all its contexts
@@ -54,8 +54,9 @@ class Requests:
         metadata.indptr = list(dict.fromkeys(starts))  # a padded request has no token
         metadata.contexts = contexts_of(metadata.indptr)
         metadata.positions = None
-        if context.table().windows:  # vLLM's own, as move() left them
-            metadata.positions = common_attn_metadata.positions[:metadata.indptr[-1]].tolist()
+        if context.table().windows:  # vLLM's own, as move() left them; on a GPU a graph reads them there
+            positions = common_attn_metadata.positions[:metadata.indptr[-1]]
+            metadata.positions = positions if positions.is_cuda else positions.tolist()
         return metadata
 
     def use_cascade_attention(self, *_: Any, **__: Any) -> bool:
@@ -78,6 +79,7 @@ def install() -> None:
         _step = [one.get(CONTEXTS, []) for one in requests]
         prepared = prepare(self, scheduler_output, num_scheduled_tokens, *rest)
         move(self, [one.get(TOKENS, 0) for one in requests], num_scheduled_tokens)
+        states.begin(self, [one[0][0] if one else None for one in _step], num_scheduled_tokens)
         return prepared
 
     determine = GPUModelRunner._determine_batch_execution_and_padding

@@ -50,26 +50,28 @@ def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool, options: Options) -> 
     """Raises ValueError for what sqz cannot do in vLLM, whatever the index."""
     model, text = config.model_config, config.model_config.hf_text_config
     parallel, backend = config.parallel_config, config.attention_config.backend
-    window, ranks = model.get_sliding_window(), parallel.tensor_parallel_size
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
-    if on_cpu:
-        kinds.discard("sliding_attention")
+    ranks, cache = parallel.tensor_parallel_size, config.cache_config
     tokens = info.tokens if options.index else 0
     positions, longest = max_positions(text), tokens + model.max_model_len
-    cache_type, name = config.cache_config.cache_dtype, "not given" if backend is None else backend.name
+    name = "not given" if backend is None else backend.name
     for found, what, instead in (
         (info.partition == "buckets", "attention layers of vLLM do not see queries before RoPE, as buckets need",
          "build the index with clusters or pages"),
         (model.use_mla, "the model has latent attention (MLA)", "expected keys and values of each KV head"),
-        (bool(kinds), f"the model has layers of {' and '.join(sorted(kinds))}", "expected full_attention only"),
-        (window is not None and not on_cpu, f"the model has a sliding window of {window} tokens", "expected full attention"),
+        ("chunked_attention" in (getattr(text, "layer_types", None) or ()), "the model has layers that attend to chunks",
+         "expected full attention or windows"),
+        (model.is_hybrid and ranks > 1, "ranks of tensor parallelism would share the state of recurrent layers",
+         "leave --tensor-parallel-size out"),
+        (model.is_hybrid and cache.mamba_cache_mode == "all", "recurrent layers would keep a state for each block",
+         "set --mamba-cache-mode align"),
         (getattr(text, "attn_logit_softcapping", None) is not None, "the model has a soft cap on its logits",
          "expected none"),
         (0 < positions < longest, f"the context has {tokens} tokens and --max-model-len is {model.max_model_len}, "
          f"together {longest}, and the model has {positions} positions",
          f"set --max-model-len to at most {positions - tokens}"),
         (not on_cpu and name != "CUSTOM", f"the attention backend is {name}", "set --attention-backend CUSTOM"),
-        (cache_type not in KV_TYPES, f"--kv-cache-dtype is {cache_type}", f"expected one of {', '.join(KV_TYPES)}"),
+        (cache.cache_dtype not in KV_TYPES, f"--kv-cache-dtype is {cache.cache_dtype}",
+         f"expected one of {', '.join(KV_TYPES)}"),
         (config.speculative_config is not None, "speculative decoding is on, and a draft does not see the context",
          "leave --speculative-config out"),
         (config.lora_config is not None, "LoRA is on, and an adapter changes the context's keys and values",
