@@ -122,7 +122,8 @@ Status BatchServer::attend(const AttendCall& call, const AttendParams& params, b
       batch.lookup.q_dtype = call.dtype;
       batch.lookup.requests = static_cast<int32_t>(requests);
       batch.chunk = attend.blocks.block_tokens;
-      batch.exact = static_cast<int32_t>(params.exact);
+      batch.exact_skipped = static_cast<int32_t>(params.exact_skipped);
+      batch.exact = static_cast<int32_t>(params.exact) - batch.exact_skipped;
       batch.means = coded ? params.coded.count : 0;
       if (!coded) batch.rows = nullptr;
       SQZ_RETURN_IF_ERROR(batch_lookup(batch, stream));

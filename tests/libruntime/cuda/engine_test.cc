@@ -74,6 +74,27 @@ TEST_F(CudaEngine, RequestsOfSeveralIndexesAndOfNone) {
   }
 }
 
+TEST_F(CudaEngine, ManyRequestsLeaveSinksOut) {
+  runtime::Index a(path("a"));
+  a.upload();
+  constexpr int64_t kRequests = 24, kAll = kHeads * kGroup;
+  const std::vector<float> q = queries(kRequests, kAll);
+  const std::vector<sqz_context> contexts(kRequests, {0, 11, 0});
+  std::vector<int64_t> indptr(kRequests + 1);
+  std::iota(indptr.begin(), indptr.end(), 0);
+  Tokens cpu(q, kAll, false, DType::kBF16), gpu(q, kAll, true, DType::kBF16);
+  for (Tokens* call : {&cpu, &gpu}) {
+    auto options = held_budget(0.2, call == &gpu);
+    options.max_contexts = 2;
+    runtime::Session session(a, options);
+    call->args.indptr = indptr.data();
+    call->args.requests = kRequests;
+    call->args.contexts = contexts.data();
+    session.attend(call->args);
+  }
+  gpu.expect_like(cpu);
+}
+
 TEST_F(CudaEngine, RanksOfKvHeads) {
   testing::TinyIndexOptions pages = shape();
   pages.clusters = {};

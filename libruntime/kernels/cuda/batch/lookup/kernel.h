@@ -37,7 +37,8 @@ struct BatchLookup {
   RunLists runs;
   uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
-  int32_t exact = 0;  // E
+  int32_t exact = 0;          // exact keys that are attended,
+  int32_t exact_skipped = 0;  // and those in front of them that are not
   // For rows of 8 bits: [lists, mask_stride] the number of each key's row, as in PrefillAttend.
   // Null: not wanted.
   uint32_t* rows = nullptr;

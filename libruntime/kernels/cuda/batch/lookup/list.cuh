@@ -222,10 +222,10 @@ class BatchList {
     if (counts) post(1);
     if (call_.means > 0) post(2, shared_.means);
     if (part_ == 0) {
+      const int skipped = call_.exact_skipped, of_head = head_ * (call_.exact + skipped) + skipped;
       for (int key = thread_; key < call_.exact; key += kBatchThreads) {
         masks[key] = all_;
-        if (rows != nullptr)
-          rows[key] = kExactRow | static_cast<uint32_t>(head_ * call_.exact + key);
+        if (rows != nullptr) rows[key] = kExactRow | static_cast<uint32_t>(of_head + key);
       }
       if (counts && thread_ == 0 && head_ == 0) {
         atomicAdd(&p_.counters[0], static_cast<unsigned long long>(requests_ - __popc(faults)));
