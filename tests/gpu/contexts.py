@@ -6,7 +6,7 @@ a GPU and torch.
 
 Captures the calls of a batch once and replays them with other contexts, also after slots were emptied and filled again:
 every answer must be that of the same contexts named on the host. Then 1,000 replays while another thread fills slots.
-At last it times a context of 2 GB from its file (in the page cache) to its first answer: the first time, with its
+At last it times a context of 1 GB from its file (in the page cache) to its first answer: the first time, with its
 verification, and after it was evicted; beside that the copy alone from pinned memory, and how much slower others are served.
 """
 import argparse
@@ -146,7 +146,7 @@ def check_and_time(indexes, bin_folder, folder):
     print(f"{len(differences)} replays, largest difference {max(differences):.4f}; beside refilled slots "
           f"{'equal' if equal else 'DIFFERENT'}")
     assert equal and max(differences) < 0.02
-    time_loading(save(bin_folder, folder / "large.sqz", 9, 2_000_000), graph, indexes[0])
+    time_loading(save(bin_folder, folder / "large.sqz", 9, 1_000_000), graph, indexes[0])
 
 
 if __name__ == "__main__":
