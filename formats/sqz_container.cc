@@ -142,15 +142,21 @@ Result<JsonDocument> metadata_json(const std::map<std::string, std::string>& str
   constexpr std::string_view kWords[] = {"format",         "kind",        "producer",
                                          "tokenizer_hash", "tokens_hash", "partition",
                                          "dtype",          "rows",        kLogitsKey};
-  std::string out = "{";
+  std::vector<char> out;
+  const auto add = [&](std::string_view piece) {
+    out.insert(out.end(), piece.begin(), piece.end());
+  };
   for (const auto& [key, text] : strings) {
     if (key == kChecksumsKey) continue;
     const bool word = std::find(std::begin(kWords), std::end(kWords), key) != std::end(kWords);
     const bool json = !word && parse_json(text, key).ok();
-    out += concat(out.size() > 1 ? "," : "", JsonText(key).str(), ':',
-                  json ? text : JsonText(text).str());
+    add(out.empty() ? "{" : ",");
+    add(JsonText(key).str());
+    add(":");
+    add(json ? text : JsonText(text).str());
   }
-  return parse_json(out + '}', label);
+  add(out.empty() ? "{}" : "}");
+  return parse_json({out.data(), out.size()}, label);
 }
 
 bool is_hash(const std::string& text) {

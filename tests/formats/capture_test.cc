@@ -126,7 +126,11 @@ TEST_F(CaptureTest, ReadsWhatWasWritten) {
     EXPECT_EQ(data->values, expected.values);
     EXPECT_EQ(data->queries, expected.queries);
   }
-  EXPECT_EQ((*reader)->read_layer(2).status().code(), Code::kInvalidArgument);
+  for (const int64_t layer : {-1, 2}) {
+    const Status status = (*reader)->read_layer(layer).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("expected 0 to 1"));
+  }
 }
 
 TEST_F(CaptureTest, LayersOfEveryKind) {

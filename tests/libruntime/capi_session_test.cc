@@ -1,4 +1,5 @@
 // Sessions through the C ABI: which selector, which options, many threads, what they count.
+#include <cstring>
 #include <latch>
 #include <thread>
 
@@ -148,6 +149,7 @@ TEST_F(CApi, StatsOfALayerAreReset) {
   auto stats = make<sqz_stats>();
   EXPECT_EQ(sqz_session_stats(session.handle(), 0, 2, &stats), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(sqz_session_stats(session.handle(), 0, -2, &stats), SQZ_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(sqz_last_error(), "expected -1 to 1"), nullptr) << sqz_last_error();
   EXPECT_EQ(sqz_session_stats(nullptr, 0, 0, &stats), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(sqz_session_stats(session.handle(), 0, 0, nullptr), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(sqz_session_stats(session.handle(), 1, 0, &stats), SQZ_INVALID_ARGUMENT);  // empty
