@@ -228,6 +228,13 @@ def test_models_that_no_index_can_serve(kind, more, sentence, index, tmp_path):
     refused(ValueError, ".", model, index)
 
 
+def test_a_cache_that_is_not_continued(tmp_path):
+    model = tiny("jamba", attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8, num_experts=2)
+    context = sqz.build(model, None, torch.arange(3, 203), tmp_path / "a.sqz", threads=1).path  # for other engines
+    with pytest.raises(ValueError, match="layer 0 of JambaForCausalLM: a prompt .* without the recurrent_states_0"):
+        sqz.transformers.FixedContext(model, context)
+
+
 def test_longrope_on_both_sides_of_its_change(tmp_path):
     factors = {"type": "longrope", "long_factor": [4.0] * 8, "short_factor": [1.0] * 8}
     model = tiny("phi3", rope_scaling=factors, original_max_position_embeddings=256, rope_theta=10000.0)

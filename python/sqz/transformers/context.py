@@ -18,7 +18,7 @@ from sqz._arguments import MOST_CONTEXTS, one_behind_the_other
 from .adapter import attention_function, decoder_of
 from .attention import additive_bias, own_state, rows_of, seen, with_sinks
 from .fingerprint import check_longrope, check_match, describe, tokenizer_hash
-from .layers import cache_argument, check_call, look, new_cache, put_states
+from .layers import cache_argument, check_call, check_continues, look, new_cache, put_states
 from .serving import Serving, real_tokens
 
 
@@ -104,6 +104,7 @@ class FixedContext:
             indexes = [one if isinstance(one, sqz.Index) else stack.enter_context(sqz.Index(one))
                        for one in self._given]
             self._layers = look(self._model)
+            check_continues(self._model, self._layers)
             self._config = self._model.config.get_text_config(decoder=True)
             self._described = describe(self._model, self._layers)
             for index in indexes:

@@ -57,7 +57,7 @@ def look(model: PreTrainedModel) -> Layers:
             raise ValueError(f"{type(module).__name__} of layer {number}: its mask holds a bias, which changes the "
                              "softmax as an index cannot serve it")
         found[number] = layer if owner is None else replace(layer, kind="shared", of=owner)
-        return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
+        return _stand_in(module, query, key, value)
 
     cache = new_cache(model)
     with torch.no_grad(), attention_function(decoder, attend), _without_experts(decoder):
@@ -78,6 +78,37 @@ def look(model: PreTrainedModel) -> Layers:
                              "AttentionInterface nor keeps its state in its layer of the cache")
         found.setdefault(number, Layer("state" if states[number] else "none", 0, 0, 0, 0, 0, 0, 0.0, None))
     return Layers([found[number] for number in range(len(kinds))], states)
+
+
+def check_continues(model: PreTrainedModel, layers: Layers) -> None:
+    """ValueError if the first layer with a state answers two tokens alike whatever the state before them is, as Jamba's do."""
+    number = next((number for number, state in enumerate(layers.states) if state), None)
+    if number is None or model.device.type == "meta":
+        return
+    decoder, tokens = decoder_of(model), torch.arange(2, device=model.device)[None]
+
+    def answer(changed: str | None) -> torch.Tensor:
+        states = [{name: tensor + (at == number and name == changed) for name, tensor in state.items()}
+                  for at, state in enumerate(layers.states)]
+        cache = new_cache(model)
+        put_states(cache, states, 1)
+        found = decoder.forward(input_ids=tokens, position_ids=tokens + 2, **{cache_argument(decoder): cache},
+                                use_cache=True)
+        return found.last_hidden_state
+
+    with torch.no_grad(), attention_function(decoder, _stand_in):
+        usual = answer(None)
+        forgotten = [name for name in layers.states[number] if torch.equal(answer(name), usual)]
+    if forgotten:
+        raise ValueError(f"layer {number} of {type(model).__name__}: a prompt of several tokens begins without the "
+                         f"{forgotten[0]} in its cache: transformers cannot continue a context with this model")
+
+
+def _stand_in(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+              *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+    """For attention, where only what goes in matters."""
+    means = query.mean(3, keepdim=True) + key.mean() + value.mean()
+    return means.transpose(1, 2).expand(-1, -1, -1, value.shape[3]).contiguous(), None
 
 
 @contextlib.contextmanager

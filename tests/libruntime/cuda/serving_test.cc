@@ -318,6 +318,7 @@ TEST_F(Serving, MixedLayers) {
 // Runs of any keys, not of whole clusters, that all tokens of a call share.
 // Requests that name one of two contexts in device memory, against each context alone.
 TEST_F(Serving, ContextsInDeviceMemory) {
+  if (!test::have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0";
   TinyIndexOptions options = shape(128, 4, {300});
   const Compressed first = compress(options);
   ++options.seed;
