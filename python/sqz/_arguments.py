@@ -71,15 +71,18 @@ class Contexts:
             for place in range(self.each):
                 one = row[place] if place < len(row) else Context(-1)
                 self.array[number * self.each + place] = _library.Context(**one._asdict())
+        changes = sum(a != b for a, b in zip(rows, rows[1:]))
+        self._mixed = bool(rows) and changes >= len(set(rows))  # requests with the same contexts are not all neighbours
         self._grouped: tuple[Any, ...] = ()
 
     def grouped(self, indptr: Integers, q: Any) -> "tuple[Any, np.ndarray[Any, Any], Contexts] | None":
         """The tokens of q in an order in which requests with the same contexts are neighbours, for which the library reads a
         context once: (a tensor of torch with the tokens in that order, their indptr, their contexts). None: they are
         neighbours already, or indptr does not fit."""
+        if not self._mixed:
+            return None
         starts = integers("indptr", indptr)
-        changes = sum(a != b for a, b in zip(self._rows, self._rows[1:]))
-        if changes < len(set(self._rows)) or len(starts) != len(self._rows) + 1:
+        if len(starts) != len(self._rows) + 1:
             return None
         if not self._grouped or self._grouped[0] != q.device or not np.array_equal(self._grouped[1], starts):
             import torch
