@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sqz import _library
-from sqz._tensors import Borrowed, DLPackTensor, Integers, integers, on_gpu, stream_of
+from sqz._tensors import Borrowed, DLPackTensor, Integers, capturing, integers, on_gpu, stream_of
 
 if TYPE_CHECKING:
     from sqz.index import IndexInfo
@@ -78,8 +78,8 @@ class Contexts:
     def grouped(self, indptr: Integers, q: Any) -> "tuple[Any, np.ndarray[Any, Any], Contexts] | None":
         """The tokens of q in an order in which requests with the same contexts are neighbours, for which the library reads a
         context once: (a tensor of torch with the tokens in that order, their indptr, their contexts). None: they are
-        neighbours already, or indptr does not fit."""
-        if not self._mixed:
+        neighbours already, indptr does not fit, or a graph is captured, into which no memory of the host can come."""
+        if not self._mixed or capturing(q):
             return None
         starts = integers("indptr", indptr)
         if len(starts) != len(self._rows) + 1:

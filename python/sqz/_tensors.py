@@ -138,7 +138,7 @@ def stream_of(tensor: Any) -> int | None:
 
 
 def capturing(tensor: Any) -> bool:
-    """Whether torch captures a graph on the tensor's GPU: no memory can come from the host then."""
+    """Whether torch captures a graph on the tensor's GPU."""
     return bool(tensor.is_cuda and torch_of(tensor).cuda.is_current_stream_capturing())
 
 

@@ -10,8 +10,8 @@ from sqz import _library
 from sqz._arguments import Arguments, Context, Contexts, DeviceContexts, doubles, head_range
 from sqz._handle import Handle
 from sqz._library import INVALID_ARGUMENT, choice, lib
-from sqz._tensors import (CUDA, Borrowed, Device, DLPackTensor, Integers, capturing, device_of, empty, integers, require,
-                          stream_of, torch_of)
+from sqz._tensors import (CUDA, Borrowed, Device, DLPackTensor, Integers, device_of, empty, integers, require, stream_of,
+                          torch_of)
 from sqz.index import Index
 
 
@@ -140,9 +140,9 @@ class Session(Handle):
         out, lse = _results(q, self._value_dims.get(layer, 0), out, lse)
         if contexts is not None and not isinstance(contexts, Contexts | DeviceContexts):
             contexts = Contexts(contexts)
-        if isinstance(contexts, Contexts) and indptr is not None and stream is None and torch_of(q) and not capturing(q):
-            if self._attend_grouped(layer, q, out, lse, positions, indptr, q_before_rope, contexts):
-                return out, lse
+        if (isinstance(contexts, Contexts) and indptr is not None and stream is None and torch_of(q) and
+                self._attend_grouped(layer, q, out, lse, positions, indptr, q_before_rope, contexts)):
+            return out, lse
         args = Arguments(layer, q, out, lse, positions, indptr, stream, q_before_rope, contexts)
         with self._pointer.lock:
             status = lib.sqz_attend(self._pointer.at, c.byref(args.struct))

@@ -177,7 +177,7 @@ def refuse_layer(num_heads: int, head_size: int, scale: float, num_kv_heads: int
                              "its own")
 
 
-class Layer:
+class ContextLayer:
     """Of an AttentionImpl: it refuses what cannot be served, and has the table and its sinks in float32."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

@@ -16,7 +16,7 @@ class Builder(runner.Requests, CPUAttentionMetadataBuilder):  # type: ignore[mis
     pass
 
 
-class Impl(context.Layer, CPUAttentionBackendImpl):  # type: ignore[misc]
+class Impl(context.ContextLayer, CPUAttentionBackendImpl):  # type: ignore[misc]
     def do_kv_cache_update(self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                            slot_mapping: torch.Tensor) -> None:
         plain_cache.store(kv_cache, slot_mapping, key, value)

@@ -25,7 +25,7 @@ class Builder(runner.Requests, FlashAttentionMetadataBuilder):  # type: ignore[m
         logger.info("sqz decodes in piecewise CUDA graphs, because %s", _piecewise)
 
 
-class Impl(context.Layer, FlashAttentionImpl):  # type: ignore[misc]
+class Impl(context.ContextLayer, FlashAttentionImpl):  # type: ignore[misc]
     def forward(self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
                 attn_metadata: Any, output: torch.Tensor, output_scale: torch.Tensor | None = None,
                 output_block_scale: torch.Tensor | None = None) -> torch.Tensor:

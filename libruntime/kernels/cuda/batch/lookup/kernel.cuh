@@ -8,13 +8,6 @@
 
 namespace sqz::cuda {
 
-// Adds l 2^m. What is NaN or infinite shows in the sum.
-__device__ __forceinline__ void add_exponentials(float2 other, float& m, float& l) {
-  const float top = fmaxf(m, other.x);
-  l = l * ptx::ex2_approx(m - top) + other.y * ptx::ex2_approx(other.x - top);
-  m = top;
-}
-
 template <int kDim>
 struct BatchSumsShared : BatchShared<kDim> {
   float2 sums[kBatchWarps][kBatchGroup];
@@ -52,7 +45,8 @@ class BatchSums : private BatchProduct<Element, kDim> {
     if (group >= groups_) return;
     float m = kLowestLogit, l = 0;
     for (int w = group; w < kBatchWarps; w += groups_) {
-      add_exponentials(s_.sums[w][thread_ % kBatchGroup], m, l);
+      const float2 own = s_.sums[w][thread_ % kBatchGroup];
+      add_sums(m, l, own.x, own.y);
     }
     call_.sums[(int64_t{list_} * kBatchParts + part_) * kBatchRows + thread_] = make_float2(m, l);
   }
@@ -91,12 +85,7 @@ class BatchSums : private BatchProduct<Element, kDim> {
     // Lanes 4 n + t, one of four each.
 #pragma unroll
     for (int v = 0; v < kBatchOwn; ++v) {
-#pragma unroll
-      for (int step = 1; step <= 2; step *= 2) {
-        const float m = __shfl_xor_sync(~0u, maximum[v], step);
-        const float l = __shfl_xor_sync(~0u, sum[v], step);
-        add_exponentials(make_float2(m, l), maximum[v], sum[v]);
-      }
+      add_sums_of_lanes(maximum[v], sum[v]);
       if (v / 2 == lane_ % 4) {
         s_.sums[warp_][v * 8 + lane_ / 4] = make_float2(maximum[v], sum[v]);
       }
@@ -165,13 +154,9 @@ class BatchChoice : private BatchProduct<Element, kDim> {
         sums[i] = part < parts_ ? __ldcg(parts + part * kBatchRows) : make_float2(kLowestLogit, 0);
       }
 #pragma unroll
-      for (int i = 0; i < kOnce; ++i) add_exponentials(sums[i], m, l);
+      for (int i = 0; i < kOnce; ++i) add_sums(m, l, sums[i].x, sums[i].y);
     }
-#pragma unroll
-    for (int step = 1; step < kOwn; step *= 2) {
-      const float2 other = {__shfl_xor_sync(~0u, m, step), __shfl_xor_sync(~0u, l, step)};
-      add_exponentials(other, m, l);
-    }
+    add_sums_of_lanes<kOwn>(m, l);
     if (thread_ % kOwn != 0) return;
     // Nothing alive: no logit will be compared with it.
     const float lse = l == 0 ? 0 : m + log2f(l);

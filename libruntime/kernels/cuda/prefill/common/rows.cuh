@@ -1,8 +1,6 @@
 // From a row of a tile to its query.
 #pragma once
 
-#include <type_traits>
-
 #include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/prefill/common/tiles.h"
 
@@ -51,7 +49,7 @@ __device__ __forceinline__ bool is_row_beyond(const uint8_t* tile, int row, floa
   }
   most = __vmaxu2(most, __shfl_xor_sync(~0u, most, 1));
   most = __vmaxu2(most, __shfl_xor_sync(~0u, most, 2));
-  return is_beyond<std::conditional_t<std::is_same_v<T, __half>, F16, Bf16>>(most, scale);
+  return is_beyond<ElementOf<T>>(most, scale);
 }
 
 }  // namespace sqz::cuda

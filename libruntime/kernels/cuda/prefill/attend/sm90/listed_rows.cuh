@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "libruntime/kernels/cuda/common/rows8.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
@@ -25,7 +24,7 @@ constexpr uint32_t copy_arrivals() {
 // A warp's chunks [first, end) of the keys of an item, or of its values.
 template <class T, class Config>
 class RowFetcher {
-  using Element = std::conditional_t<std::is_same_v<T, __half>, F16, Bf16>;
+  using Element = ElementOf<T>;
   static constexpr int kKeys = Config::kKeys, kOwn = kKeys / 32, kDim = Config::kDim;
   static_assert(Config::kCoded);
   static constexpr uint32_t kNone = ~0u;      // in place of a place: past the last key, zeros

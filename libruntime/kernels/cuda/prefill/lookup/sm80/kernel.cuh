@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
   constexpr int kStayWords = Tile::kRows * Tile::kStride;
   constexpr int kStreamWords = Tile::kStream * Tile::kStride;
   extern __shared__ __align__(16) uint16_t memory[];
-  // Of the rows that stream past: log2 of sizes, or of 1 / denominators; -infinity of none. Rows of
-  // q, which are located a tile before they are fetched.
+  // Each row that streams past has here log2 of its size, or of 1 / denominator; -infinity if there
+  // is none. Rows of q are located a tile before they are fetched.
   __shared__ float added[2][Tile::kStream];
   __shared__ int64_t query_rows[2][kScores ? Tile::kStream : 1];
   const PrefillShape& p = call.shape;
