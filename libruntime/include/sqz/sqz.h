@@ -48,8 +48,9 @@
  * CUDA. After sqz_index_upload(), a session with device_type 2 serves from that GPU. Its tensors
  * are in the GPU's memory, and sqz_attend() only puts work on the caller's stream: it neither waits
  * nor allocates and can be captured in a CUDA graph. It cannot report a logit that is NaN or
- * infinite, so the rows of the result are NaN instead. Rows of prompts and batches may also be NaN
- * if their largest logit is beyond 9e7 in size, and on Hopper if their query is beyond 1e17.
+ * infinite, so the rows of the result are NaN instead. Rows of prompts and batches, and on a GPU
+ * before 9.0 rows of tokens that select, may also be NaN if their largest logit is beyond 9e7 in
+ * size, and on Hopper if their query is beyond 1e17.
  *
  * A graph keeps the addresses of its session's memory: do not replay it once the session is
  * destroyed. One thread may create, use and destroy sessions and uploads while another captures a
