@@ -34,11 +34,18 @@ function(sqz_install_wheel)
   install(TARGETS sqz LIBRARY DESTINATION . COMPONENT python)
 
   # GCC 12's C++ library has condition_variable::wait() in two versions. The older is in GCC 11's as well, which
-  # manylinux_2_34 stands for.
+  # manylinux_2_34 stands for. A compiler with a C++ library of its own may have one alone.
   if(SQZ_CUDA AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     set(wait _ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE)
-    set(header ${PROJECT_BINARY_DIR}/older_versions.h)
-    file(CONFIGURE OUTPUT ${header} CONTENT "__asm__(\".symver ${wait}, ${wait}@GLIBCXX_3.4.11\");\n")
-    target_compile_options(sqz_runtime_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include ${header}>")
+    set(older "__asm__(\".symver ${wait}, ${wait}@GLIBCXX_3.4.11\");\n")
+    include(CheckCXXSourceCompiles)
+    set(CMAKE_REQUIRED_FLAGS "-fPIC -shared")
+    check_cxx_source_compiles("${older}#include <condition_variable>
+      void wait(std::condition_variable& to, std::unique_lock<std::mutex>& lock) { to.wait(lock); }" SQZ_HAS_OLDER_WAIT)
+    if(SQZ_HAS_OLDER_WAIT)
+      set(header ${PROJECT_BINARY_DIR}/older_versions.h)
+      file(CONFIGURE OUTPUT ${header} CONTENT "${older}")
+      target_compile_options(sqz_runtime_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-include ${header}>")
+    endif()
   endif()
 endfunction()

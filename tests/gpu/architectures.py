@@ -86,7 +86,7 @@ def answer(folder, kind):
     cached = {"enable_prefix_caching": True, "mamba_cache_mode": "align"} if kind == "cached" else {}
     graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4]}
     engine = vllm.LLM(str(folder), dtype=asked["dtype"], skip_tokenizer_init=True, max_model_len=700 if alone else 400,
-                      max_num_seqs=4, max_num_batched_tokens=128, kv_cache_memory_bytes=1 << 28, enforce_eager=alone,
+                      max_num_seqs=4, max_num_batched_tokens=256, kv_cache_memory_bytes=1 << 28, enforce_eager=alone,
                       compilation_config={} if alone else graphs, disable_log_stats=True, gpu_memory_utilization=0.03,
                       additional_config={"gdn_prefill_backend": "triton"},  # the other one wants FlashInfer
                       **({} if alone else {"attention_backend": "CUSTOM"}), **cached)
