@@ -24,8 +24,10 @@ BAD_INPUT = {2, 4, 5, 6, 8}  # sqz_status: not found, corrupt, unsupported, mism
 def _load(options: argparse.Namespace) -> tuple[Any, Any]:
     """Model and tokenizer."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
+    if options.quiet:
+        logging.disable_progress_bar()
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = {"f32": torch.float32, "bf16": torch.bfloat16}
     dtype = names[options.run_dtype or ("f32" if device == "cpu" else "bf16")]
@@ -40,6 +42,8 @@ def _build(options: argparse.Namespace) -> dict[str, Any]:
     if options.chat not in (None, "auto"):
         with open(options.chat, encoding="utf-8") as file:
             chat = json.load(file)
+    for path in (*options.texts, *options.after):
+        os.stat(path)  # before the model is loaded
     model, tokenizer = _load(options)
     names = ("levels", "rows", "max_tokens", "sink", "tail", "partition", "page_size", "level_fractions",
              "coarse_keep", "iterations", "layers16", "seed", "threads", "engine")
@@ -64,6 +68,7 @@ def _verify(options: argparse.Namespace) -> dict[str, Any]:
 
 def _calibrate(options: argparse.Namespace) -> dict[str, Any]:
     prompts = [prompt for file in options.prompts for prompt in _prompts(file)]
+    os.stat(options.index)
     model, tokenizer = _load(options)
     return sqz.calibrate(options.index, model, tokenizer, prompts, answer_tokens=options.answer_tokens,
                          output=options.output, overwrite=options.force, progress=False if options.quiet else None)
@@ -167,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(options, "stopped: nothing was written", 130)
     except ImportError as error:
-        return _fail(options, f"{error}: pip install 'sqz-attention[transformers]'", 1)
+        return _fail(options, f"{error}: pip install '.[transformers]' in the checkout", 1)
     except _library.Error as error:
         return _fail(options, error, 3 if error.status in BAD_INPUT else 2 if error.status == 1 else 1)
     except (TypeError, ValueError, FileNotFoundError, KeyError) as error:

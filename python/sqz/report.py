@@ -1,4 +1,4 @@
-"""Draws results of sqz's tools as one HTML page, or as an SVG figure. Needs: pip install 'sqz-attention[report]'.
+"""Draws results of sqz's tools as one HTML page, or as an SVG figure. Needs: pip install '.[report]' in the checkout.
 
     sqz-index info manual.sqz --json > index.json
     sqz-eval --model MODEL --text manual/ --tokens 16000 --budget 0.0625,0.125,0.25 --json > eval.jsonl
@@ -265,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         partial.write_text(drawn, encoding="utf-8")
         partial.replace(output)
     except ImportError:
-        print("sqz.report: matplotlib is missing: pip install 'sqz-attention[report]'", file=sys.stderr)
+        print("sqz.report: matplotlib is missing: pip install '.[report]' in the checkout", file=sys.stderr)
     except (InputError, OSError, UnicodeDecodeError) as error:
         print(f"sqz.report: {error}", file=sys.stderr)
     else:

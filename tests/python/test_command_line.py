@@ -45,6 +45,8 @@ def test_compress(made, tmp_path, capsys):
 def test_mistakes(tmp_path, capsys):
     code, _, error = run(capsys, "info", tmp_path / "none.sqz")
     assert (code, error) == (3, f"python -m sqz info: {tmp_path}/none.sqz: open: No such file or directory\n")
+    code, _, error = run(capsys, "build", tmp_path / "none.md", "--model", tmp_path, "-o", tmp_path / "c.sqz")
+    assert code == 3 and "none.md" in error  # without the model
     with pytest.raises(SystemExit):
         run(capsys, "explain")
     assert "invalid choice: 'explain'" in capsys.readouterr().err

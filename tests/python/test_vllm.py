@@ -36,7 +36,7 @@ def test_without_an_index_nothing_is_loaded():
 
 def test_an_index_that_is_not_there_stops_vllm(monkeypatch, tmp_path):
     monkeypatch.setenv("SQZ_INDEX", str(tmp_path / "no.sqz"))
-    with pytest.raises(FileNotFoundError, match="no.sqz"):
+    with pytest.raises(FileNotFoundError, match="SQZ_INDEX: .*no.sqz"):
         sqz.vllm.register()
 
 

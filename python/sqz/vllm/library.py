@@ -41,6 +41,8 @@ class Library:
     def first(self) -> File:
         """The default index, or another of the folder's. ValueError if there is none."""
         if self.default:
+            if not os.path.exists(self.default):
+                raise FileNotFoundError(f"SQZ_INDEX: found no file {self.default}")
             return version_of(self.default)
         for name in self.names():
             return self.file(name)
