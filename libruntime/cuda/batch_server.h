@@ -1,42 +1,48 @@
-// Calls of many requests of one token each: what any of them selected is read once for all, with a
-// word for every key that says whose it is; layers that are read whole are read once, too.
+// Calls of many requests of one token each: what any request of a context selected is read once for
+// all of them, with a word for every key that says whose it is; layers that are read whole are read
+// once, too.
 #pragma once
 
 #include <memory>
 
-#include "libruntime/cuda/server_setup.h"
+#include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/batch/lookup/kernel.h"
-#include "libruntime/session/serving_session.h"
 
 namespace sqz::cuda {
 
 class BatchServer {
  public:
-  // lookup_requests: those that setup.lookups have the workspace for, which the rule kBudget needs.
+  // What a server has room for.
+  struct Room {
+    PrefillShape shape;
+    Device device;
+    int64_t requests = 1;  // most of a call; a launch may serve fewer
+    int64_t width = 0;     // most clusters of a level; 0: nothing is looked up
+    int64_t keys = 0;      // most of a list, exact ones too
+    bool budget = false;   // the rule is kBudget
+    bool coded = false;    // there are rows of 8 bits
+    bool own = false;      // requests have layers of their own
+  };
   // Takes all memory. The device is current and has wgmma.
-  static Result<std::unique_ptr<BatchServer>> create(const ServerSetup& setup,
-                                                     int64_t lookup_requests);
+  static Result<std::unique_ptr<BatchServer>> create(const Room& room);
 
-  // Whether this server takes a call of one token a request: it has several requests, and its
-  // queries are of the index's element type.
-  bool serves(const AttendCall& call, bool selects) const;
-
-  // params: of all tokens of the call; `selects`: what they read is looked up, else the layer is
-  // read whole.
-  Status attend(const AttendCall& call, const AttendParams& params, bool selects);
+  // Queries are of the index's element type. params: of all tokens of the call. `lookup`: of the
+  // layer, without levels if it is read whole; of requests with layers of their own as BatchLookup
+  // has it. `maps`: of the layer, or null with layers of the requests' own.
+  Status attend(const AttendParams& params, const LookupParams& lookup, KeyMaps* maps,
+                cudaStream_t stream) const;
 
  private:
-  explicit BatchServer(const ServerSetup& setup);
+  explicit BatchServer(const Room& room) : room_(room) {}
   size_t lay_out(void* base);
   // How `requests` of them are cut into lists.
   QueryBlocks blocks_of(int64_t requests, bool selects) const;
 
-  ServerSetup setup_;
-  PrefillShape shape_;
-  bool selects_;      // calls that select are served, too
-  int64_t most_ = 1;  // requests of a launch
+  Room room_;
   DeviceMemory memory_;
   BatchLookup lookup_;
+  int2* table_ = nullptr;     // [requests]
+  int32_t* count_ = nullptr;  // of its blocks
   std::byte* workspace_ = nullptr;
   int64_t workspace_bytes_ = 0;
 };

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <numbers>
 
+#include "libruntime/cuda/call_parts.h"
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/head_dims.h"
+#include "libruntime/kernels/cuda/prefill/common/tiles.h"
 #include "libruntime/select/registry.h"
 
 namespace sqz::cuda {
@@ -13,6 +16,9 @@ Status refuse(const CudaSession& session, const std::string& found, const std::s
   return {Code::kUnsupported, concat(session.index().file->path(), ": found ", found, ", expected ",
                                      expected, ": contexts in device memory are served together")};
 }
+
+// Fewer rows are served sooner when each reads its own. Rows of 8 bits are always read so.
+constexpr int64_t kLeastBatch = 9;
 
 // Most clusters of a level.
 int64_t width_of(const ServedIndex& index) {
@@ -63,6 +69,7 @@ Result<std::unique_ptr<DeviceContexts>> DeviceContexts::create(const CudaSession
 DeviceContexts::DeviceContexts(const CudaSession& first, const ContextTableOptions& options)
     : index_(first.shared_index()),
       options_(options),
+      most_tokens_(std::max(options.tokens, index_->metadata().tokens)),
       gpu_id_(first.device()),
       looks_up_(first.selector() == SelectorKind::kSqueezed) {
   for (const LayerView& view : index_->layers) coded_.push_back(view.coded_keys.bits > 0);
@@ -110,10 +117,14 @@ Status DeviceContexts::allocate() {
     rows_.half = static_cast<int32_t>(options_.shift->frequencies().size());
   }
   rows_at_once_ = std::min(options_.requests * options_.each, most);
+  lookup_.levels = 0;
   if (looks_up_) {
+    for (const LayerView& view : index_->layers) {
+      lookup_.levels = std::max(lookup_.levels, static_cast<int32_t>(view.levels));
+    }
     const int64_t width = width_of(*index_);
-    const double times = std::max(
-        1.0, static_cast<double>(options_.tokens) / static_cast<double>(index_->metadata().tokens));
+    const double times =
+        static_cast<double>(most_tokens_) / static_cast<double>(index_->metadata().tokens);
     // An index may have some more for as many tokens.
     const double more = times == 1 ? 1 : times * 1.0625;
     lookup_.width = std::max<int64_t>(static_cast<int64_t>(static_cast<double>(width) * more), 1);
@@ -138,6 +149,23 @@ Status DeviceContexts::allocate() {
   rows_.row_q = row_q_;
   rows_.row_out = row_out_;
   rows_.row_lse = row_lse_;
+  return create_batch();
+}
+
+Status DeviceContexts::create_batch() {
+  const bool fits = gpu_.has_wgmma() && is_kernel_dim(model().head_dim);
+  const bool all_coded = std::find(coded_.begin(), coded_.end(), false) == coded_.end();
+  const int64_t rows = options_.requests * options_.each;
+  if (rows < kLeastBatch || !fits || all_coded) return {};
+  BatchServer::Room room;
+  room.shape = prefill_shape(index_->metadata());
+  room.device = gpu_;
+  room.requests = rows;
+  room.width = looks_up_ ? lookup_.width : 0;
+  room.keys = most_tokens_;
+  room.budget = options_.counts;
+  room.own = true;
+  SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(room));
   return {};
 }
 
@@ -153,6 +181,13 @@ Status DeviceContexts::check(const CudaSession& session,
       return refuse(session, concat("layer ", l, coded ? " with" : " without", " rows of 8 bits"),
                     "them as in the first index");
     }
+    if (batch_ != nullptr && !session.has_usual_keys(static_cast<int64_t>(l))) {
+      return refuse(session, concat("layer ", l, " with huge keys"), "none beyond 2^60");
+    }
+  }
+  if (batch_ != nullptr && looks_up_ && index.metadata().tokens > most_tokens_) {
+    return refuse(session, concat(index.metadata().tokens, " tokens"),
+                  concat("at most ", most_tokens_, ", as options.device_tokens says"));
   }
   if (session.plan().dense) return {};
   const int64_t found = width_of(index);
@@ -163,6 +198,10 @@ Status DeviceContexts::check(const CudaSession& session,
   if (found > lookup_.width) {
     return refuse(session, concat(found, " clusters"),
                   concat("at most ", lookup_.width, ", as options.device_tokens says"));
+  }
+  if (batch_ != nullptr && session.plan().levels > lookup_.levels) {
+    return refuse(session, concat(session.plan().levels, " levels of clusters"),
+                  concat("at most ", lookup_.levels, ", as in the first index"));
   }
   return {};
 }
@@ -178,14 +217,31 @@ Status DeviceContexts::put(int64_t slot, const ServingSession* session) {
     SQZ_RETURN_IF_ERROR(check(cuda, layers));
     for (ContextLayer& layer : layers) layer.turns = options_.shift == nullptr ? 0 : 1;
     memory = std::make_unique<DeviceMemory>();
-    SQZ_RETURN_IF_ERROR(memory->reserve(layers.size() * sizeof(ContextLayer)));
     SQZ_RETURN_IF_ERROR(
-        copy_memory(memory->data(), layers.data(), layers.size() * sizeof(ContextLayer)));
-    at = static_cast<const ContextLayer*>(memory->data());
+        memory->reserve(layers.size() * (sizeof(LayerMaps) + sizeof(ContextLayer))));
+    auto* maps = static_cast<LayerMaps*>(memory->data());
+    SQZ_RETURN_IF_ERROR(write_maps(layers, maps));
+    auto* to = reinterpret_cast<ContextLayer*>(maps + layers.size());
+    SQZ_RETURN_IF_ERROR(write_device(to, layers));
+    at = to;
   }
   SQZ_RETURN_IF_ERROR(copy_memory(slots_ + slot, &at, sizeof(at)));
   layers_[slot].swap(memory);
   return {};  // the memory of the old one is freed when no kernel reads it any more
+}
+
+// The tensor maps of layers that batches read, to device memory.
+Status DeviceContexts::write_maps(std::vector<ContextLayer>& layers, LayerMaps* to) const {
+  if (batch_ == nullptr) return {};
+  std::vector<LayerMaps> all(layers.size());
+  for (size_t l = 0; l < layers.size(); ++l) {
+    if (coded_[l]) continue;
+    KeyMaps maps;
+    SQZ_RETURN_IF_ERROR(encode_key_maps(maps, prefill_shape(index_->metadata()), layers[l].keys));
+    all[l] = maps;
+    layers[l].maps = to + l;
+  }
+  return write_device(to, all);
 }
 
 Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int64_t each) {
@@ -201,8 +257,22 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
   rows.out = call.out;
   rows.lse = call.lse;
   rows.layer = static_cast<int32_t>(call.layer);
-  SQZ_RETURN_IF_ERROR(prepare_context_rows(rows, gpu_, stream));
   const int64_t heads = model().kv_heads, all = call.tokens * each;
+  const bool coded = coded_[static_cast<size_t>(call.layer)];
+  const bool batches =
+      batch_ != nullptr && all >= kLeastBatch && call.dtype == index_->metadata().dtype && !coded;
+  if (batches) rows.lists = {};
+  SQZ_RETURN_IF_ERROR(prepare_context_rows(rows, gpu_, stream));
+  if (batches) {
+    AttendParams attend = attend_;
+    attend.q = row_q_;
+    attend.out = row_out_;
+    attend.lse = LseRows(row_lse_);
+    attend.requests = static_cast<int32_t>(all);
+    attend.own = rows.rows;
+    SQZ_RETURN_IF_ERROR(batch_->attend(attend, lookup_, nullptr, stream));
+    return merge_context_rows(rows, gpu_, stream);
+  }
   const int64_t row_bytes = model().query_heads * model().head_dim * dtype_size(call.dtype);
   for (int64_t first = 0; first < all; first += rows_at_once_) {
     AttendParams attend = attend_;
@@ -212,7 +282,7 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
     attend.q_dtype = call.dtype;
     attend.requests = static_cast<int32_t>(std::min(rows_at_once_, all - first));
     attend.own = rows.rows + first;
-    attend.coded.keys.bits = coded_[static_cast<size_t>(call.layer)] ? 8 : 0;
+    attend.coded.keys.bits = coded ? 8 : 0;
     if (looks_up_) {
       LookupParams lookup = lookup_;
       lookup.q = attend.q;

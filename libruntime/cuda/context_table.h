@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "libruntime/cuda/batch_server.h"
 #include "libruntime/cuda/session.h"
 #include "libruntime/kernels/cuda/decode/contexts/kernel.h"
 
@@ -22,18 +23,22 @@ class DeviceContexts final : public ContextTable {
  private:
   DeviceContexts(const CudaSession& first, const ContextTableOptions& options);
   Status allocate();
+  Status create_batch();
+  Status write_maps(std::vector<ContextLayer>& layers, LayerMaps* to) const;
   size_t lay_out(void* base);
   Status check(const CudaSession& session, const std::vector<ContextLayer>& layers) const;
   const ModelDescription& model() const { return index_->metadata().model; }
 
   std::shared_ptr<const ServedIndex> index_;  // the first one
   const ContextTableOptions options_;
+  const int64_t most_tokens_;  // of a context that is looked up
   const int gpu_id_;
   const bool looks_up_;
   std::vector<bool> coded_;  // [layers] have rows of 8 bits
   Device gpu_;
   TeamSizes team_sizes_;
-  int64_t rows_at_once_ = 1;  // of a launch
+  int64_t rows_at_once_ = 1;            // of a launch
+  std::unique_ptr<BatchServer> batch_;  // null: every row reads its own
   DeviceMemory memory_;
   std::map<int64_t, std::unique_ptr<DeviceMemory>> layers_;  // by slot
   const ContextLayer** slots_ = nullptr;                     // [SQZ_MOST_SLOTS], device

@@ -11,6 +11,12 @@
 namespace sqz::cuda {
 namespace {
 
+// Fewer requests are served sooner when each reads its own.
+int64_t least_requests(bool selects, bool coded) {
+  if (selects) return coded ? 7 : 5;
+  return coded ? 3 : 2;
+}
+
 // Whether a request has several tokens.
 bool has_blocks(const AttendCall& call) {
   for (int64_t r = 0; r < call.request_count(); ++r) {
@@ -27,11 +33,22 @@ CudaSession::Route CudaSession::route_of(const AttendCall& call) const {
   if (blocks_ != nullptr && has_blocks(call)) {
     return blocks_->takes_sm90(call) ? Route::kPrefillSm90 : Route::kPrefillSm80;
   }
-  if (batch_ != nullptr && selecting == looks_up && batch_->serves(call, looks_up)) {
+  if (batch_ != nullptr && selecting == looks_up && serves_batch(call, looks_up)) {
     return Route::kBatch;
   }
   if (looks_up && decoded_ == 0) return Route::kPrefillSm80;
   return Route::kDecode;
+}
+
+bool CudaSession::serves_batch(const AttendCall& call, bool selects) const {
+  const IndexMetadata& metadata = index_->metadata();
+  const bool coded = is_coded(call.layer);
+  const bool fits = !coded || (metadata.model.head_dim <= kMostCodedDim &&
+                               metadata.model.kv_heads * uploaded_->layer(call.layer).keys.slots <
+                                   int64_t{kExactRow});
+  return call.tokens >= least_requests(selects, coded) && fits && call.dtype == metadata.dtype &&
+         uploaded_->has_usual_keys(call.layer) &&
+         (!selects || selector_ == SelectorKind::kSqueezed);
 }
 
 Status CudaSession::check_call(const AttendCall& call) const {
@@ -168,7 +185,7 @@ Status CudaSession::attend(const AttendCall& call) {
       return blocks_->attend(call, all(), looks_up, route == Route::kPrefillSm90, counters);
     case Route::kBatch:
       route_ = "batch";
-      return batch_->attend(call, all(), looks_up);
+      return attend_batch(call, looks_up);
     case Route::kDecode:
       route_ = "decode";
   }
@@ -180,6 +197,13 @@ Status CudaSession::attend(const AttendCall& call) {
                                       static_cast<cudaStream_t>(call.stream)));
   }
   return {};
+}
+
+Status CudaSession::attend_batch(const AttendCall& call, bool looks_up) {
+  LookupParams lookup = lookups_[at(call.layer)];
+  if (!looks_up) lookup.levels = 0;
+  return batch_->attend(attend_params(call, 0, call.tokens), lookup, &key_maps_[at(call.layer)],
+                        static_cast<cudaStream_t>(call.stream));
 }
 
 // Fills found_ from the lists of the first pairs, once the stream is done.

@@ -37,6 +37,7 @@ class CudaSession final : public ServingSession {
   const std::shared_ptr<const ServedIndex>& shared_index() const { return index_; }
   // The layers as the rows of a ContextTable read them, once their upload has ended.
   Result<std::vector<ContextLayer>> context_layers() const;
+  bool has_usual_keys(int64_t layer) const { return uploaded_->has_usual_keys(layer); }
 
  private:
   // The kernels add to these counters of a layer.
@@ -65,11 +66,13 @@ class CudaSession final : public ServingSession {
     kPrefillSm80   // the same on any GPU, and what the others do not do
   };
   Route route_of(const AttendCall& call) const;
+  bool serves_batch(const AttendCall& call, bool selects) const;
   Status check_call(const AttendCall& call) const;
   LookupParams lookup_params(const AttendCall& call, int64_t first, int64_t requests) const;
   AttendParams attend_params(const AttendCall& call, int64_t first, int64_t requests) const;
   Status count_known(const AttendCall& call);
   Status write_positions(const AttendCall& call) const;
+  Status attend_batch(const AttendCall& call, bool looks_up);
   Status look_up(const AttendCall& call, int64_t first, int64_t requests);
   Status read_runs(const AttendCall& call, const RunLists& lists);
   bool is_coded(int64_t layer) const { return uploaded_->layer(layer).keys.coded.present(); }

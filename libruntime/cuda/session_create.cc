@@ -337,7 +337,18 @@ Status CudaSession::create_servers() {
   }
   const int64_t dim = index_->metadata().model.head_dim;
   if (std::min(max_tokens_, chunk_) > 1 && gpu_.has_wgmma() && is_kernel_dim(dim)) {
-    SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(setup, chunk_));
+    BatchServer::Room room;
+    room.shape = prefill_shape(index_->metadata());
+    room.device = gpu_;
+    room.requests = max_tokens_;
+    for (size_t l = 0; clusters && l < lookups_.size(); ++l) {
+      const LayerView& view = index_->layers[l];
+      room.width = std::max(room.width, lookups_[l].width);
+      room.keys = std::max(room.keys, view.slots + view.exact);
+      room.coded = room.coded || view.coded_keys.bits > 0;
+    }
+    room.budget = clusters && selecting->rule == LookupRule::kBudget;
+    SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(room));
   }
   const bool all_usual = std::find(usual_.begin(), usual_.end(), false) == usual_.end();
   if (max_request_tokens_ > 1 || !all_usual || (selecting != nullptr && decoded_ == 0)) {

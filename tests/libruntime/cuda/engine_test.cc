@@ -172,19 +172,24 @@ class CudaDeviceContexts : public CudaEngine {
     CudaEngine::SetUp();
     if (IsSkipped()) return;
     testing::TinyIndexOptions options = shape();
-    for (const char* name : {"b", "c", "short"}) {
+    for (const char* name : {"b", "c", "short", "d"}) {
       ++options.seed;
       options.dense_layers = name[0] == 'c' ? std::set<int64_t>{0} : std::set<int64_t>{};
       if (name[0] == 's') options.tokens = 1000;  // too short for a budget: it is read whole
+      if (name[0] == 'd') {
+        options.tokens = 3000;
+        options.clusters = {20, 130};
+      }
       ASSERT_NO_FATAL_FAILURE(write(name, options));
     }
   }
   // Requests beyond `rows` have no context.
-  static std::vector<sqz_context> flat(const Rows& rows) {
+  static std::vector<sqz_context> flat(const Rows& rows, bool turned) {
     std::vector<sqz_context> out(kRequests * kEach, {-1, 0, 0});
     for (size_t r = 0; r < rows.size(); ++r) {
       std::copy(rows[r].begin(), rows[r].end(), out.begin() + static_cast<int64_t>(r) * kEach);
     }
+    for (sqz_context& context : out) context.offset *= turned ? 1 : 0;
     return out;
   }
   // Every request with one of these.
@@ -193,12 +198,14 @@ class CudaDeviceContexts : public CudaEngine {
     for (size_t r = 0; r < kRequests; ++r) out.push_back(rows[r * 7 % rows.size()]);
     return out;
   }
-  void serves_what_is_named(sqz_session_options options);
+  void serves_what_is_named(sqz_session_options options, DType dtype);
 };
 
-void CudaDeviceContexts::serves_what_is_named(sqz_session_options options) {
-  runtime::Index a(path("a")), b(path("b")), c(path("c")), brief(path("short"));
-  for (runtime::Index* index : {&a, &b, &c, &brief}) index->upload();
+// Rows share a reading if queries are of the index's element type, and are served one by one else.
+void CudaDeviceContexts::serves_what_is_named(sqz_session_options options, DType dtype) {
+  SCOPED_TRACE(dtype_name(dtype));
+  runtime::Index a(path("a")), b(path("b")), c(path("c")), brief(path("short")), d(path("d"));
+  for (runtime::Index* index : {&a, &b, &c, &brief, &d}) index->upload();
   options.max_contexts = kEach;
   options.device_type = 1;
   runtime::Session on_cpu(a, options);
@@ -209,11 +216,13 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options) {
   cuda::test::DeviceArray<sqz_context> contexts(kRequests * kEach);
   std::vector<int64_t> indptr(kRequests + 1);
   std::iota(indptr.begin(), indptr.end(), 0);
+  // Turned queries are rounded to their type, so that near the threshold others may be selected.
+  const bool turned = dtype == DType::kF32 || options.selector == SQZ_SELECTOR_DENSE;
   std::vector<std::unique_ptr<Tokens>> gpu, cpu;
   for (const int64_t layer : {0, 1}) {
     for (const bool here : {false, true}) {
       auto& calls = here ? gpu : cpu;
-      calls.push_back(std::make_unique<Tokens>(q, kAll, here));
+      calls.push_back(std::make_unique<Tokens>(q, kAll, here, dtype));
       sqz_attend_args& args = calls.back()->args;
       args.layer = layer;
       args.contexts_each = kEach;
@@ -232,7 +241,7 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options) {
     }
   });
   const auto replay = [&](const Rows& rows) {
-    const std::vector<sqz_context> here = flat(rows);
+    const std::vector<sqz_context> here = flat(rows, turned);
     ASSERT_EQ(cudaMemcpy(contexts.get(), here.data(), here.size() * sizeof(sqz_context),
                          cudaMemcpyHostToDevice),
               cudaSuccess);
@@ -242,7 +251,7 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options) {
   };
   const auto expect = [&](const Rows& rows) {
     ASSERT_NO_FATAL_FAILURE(replay(rows));
-    const std::vector<sqz_context> here = flat(rows);
+    const std::vector<sqz_context> here = flat(rows, turned);
     for (size_t l = 0; l < cpu.size(); ++l) {
       SCOPED_TRACE(l);
       cpu[l]->args.contexts = here.data();
@@ -254,14 +263,26 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options) {
   for (runtime::Session* session : {&on_cpu, &on_gpu}) {
     session->put(1, b);
     session->put(7, brief);
+    session->put(2, d);
   }
   expect({{first}});
   expect(in_turn({{first}}));
   expect(in_turn({{first}, {second}, {}, {third}, {second}}));
   expect(in_turn({{first, behind}, {}, {second}, {first}, {third, {0, 2, 1000}}}));
   expect(in_turn({{{0, 16, -300}}, {{1, 3, 1 << 20}, first}}));
+  const sqz_context smaller = {2, 0, 0};
+  expect(in_turn({{first, {0, 0, 40}}}));  // more of a context than a list has room for
+  expect(in_turn({{second}, {smaller, second}, {second, third}, {second}, {first, second}}));
+  Rows many(kRequests - 3, {smaller});
+  many[5] = {third};
+  many[6] = many[7] = {first};
+  many[9] = many[10] = {};
+  many[11] = {{2, 4, 10}, first};
+  expect(many);
   EXPECT_EQ(on_gpu.stats(-1, 7).selections, on_cpu.stats(-1, 7).selections);
-  EXPECT_EQ(on_gpu.stats(-1, 1).keys_read, on_cpu.stats(-1, 1).keys_read);
+  for (const int64_t slot : {1, 2}) {
+    EXPECT_EQ(on_gpu.stats(-1, slot).keys_read, on_cpu.stats(-1, slot).keys_read) << slot;
+  }
   on_gpu.empty(1);
   // No slot, an empty one, too many tokens that are left out: NaN, beside a request that is served.
   ASSERT_NO_FATAL_FAILURE(replay({{second}, {first}, {{3, 0, 0}}, {{0, 17, 0}}, {{-2, 0, 0}}}));
@@ -284,15 +305,23 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options) {
 }
 
 TEST_F(CudaDeviceContexts, BudgetServesWhatIsNamed) {
-  serves_what_is_named(held_budget(0.2, true));
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    ASSERT_NO_FATAL_FAILURE(serves_what_is_named(held_budget(0.2, true), dtype));
+  }
 }
 TEST_F(CudaDeviceContexts, ThresholdServesWhatIsNamed) {
-  auto options = held_budget(0.3, true);
+  auto options = held_budget(0, true);
   options.rule = SQZ_RULE_THRESHOLD;
-  serves_what_is_named(options);
+  constexpr double kThresholds[] = {1.2e-4, 2.5e-4};  // of about a fifth of the keys
+  options.thresholds = kThresholds;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    ASSERT_NO_FATAL_FAILURE(serves_what_is_named(options, dtype));
+  }
 }
 TEST_F(CudaDeviceContexts, DenseServesWhatIsNamed) {
-  serves_what_is_named(runtime::dense_options());
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    ASSERT_NO_FATAL_FAILURE(serves_what_is_named(runtime::dense_options(), dtype));
+  }
 }
 
 TEST_F(CudaDeviceContexts, WhatCannotBeServedIsRefused) {

@@ -13,7 +13,7 @@ struct alignas(16) RunTotals {
   // Not 0: a logit was NaN or infinite; nothing is selected. Of a list that several requests share
   // (batch_lookup) a bit for each.
   uint32_t fault = 0;
-  uint32_t exact = 0;  // exact keys of the pair, where a call has several contexts; else 0
+  uint32_t exact = 0;  // exact keys of the pair, where a call may have several contexts
 };
 
 struct RunLists {

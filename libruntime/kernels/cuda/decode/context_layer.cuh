@@ -5,15 +5,17 @@
 
 namespace sqz::cuda {
 
-// Every slot of a row's pair as a list of runs; with a fault nothing.
+// Every slot of a pair as a list of runs, for so many requests; with a fault nothing.
 __device__ inline void list_whole(const ContextLayer& row, const RunLists& lists, int64_t pair,
-                                  int head) {
+                                  int head, int requests = 1) {
   const int64_t at = pair * (lists.capacity + 1);
   const auto slots = row.fault != 0 ? 0 : static_cast<uint32_t>(row.keys.slots);
   lists.first[at] = lists.before[at] = 0;
   lists.before[at + (slots > 0 ? 1 : 0)] = slots;
-  lists.totals[pair] = {slots > 0 ? 1u : 0u, slots, row.fault, row.lookup.exact};
-  if (head == 0 && row.keys.counters != nullptr) atomicAdd(row.keys.counters, 1ull);
+  lists.totals[pair] = {slots > 0 ? 1u : 0u, slots, row.fault != 0 ? ~0u : 0, row.lookup.exact};
+  if (head == 0 && row.keys.counters != nullptr) {
+    atomicAdd(row.keys.counters, static_cast<unsigned long long>(requests));
+  }
 }
 
 // By all threads of a block, which then meet.

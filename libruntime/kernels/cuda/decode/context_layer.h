@@ -7,13 +7,16 @@
 
 namespace sqz::cuda {
 
+struct LayerMaps;
+
 struct alignas(16) ContextLayer {
   AttendLayer keys;
-  LookupLayer lookup;     // levels 0: nothing is looked up, every slot is read
-  int64_t skippable = 0;  // first exact keys that a request may leave out
-  int32_t turns = 0;      // 1: queries may be turned to where the context begins
-  int32_t row = 0;        // of a row: its place in the outputs of attention
-  uint32_t fault = 0;     // of a row, 1: its slot is empty, or does not do what is asked
+  LookupLayer lookup;               // levels 0: nothing is looked up, every slot is read
+  const LayerMaps* maps = nullptr;  // of keys of 16 bits, for wgmma; device memory
+  int64_t skippable = 0;            // first exact keys that a request may leave out
+  int32_t turns = 0;                // 1: queries may be turned to where the context begins
+  int32_t row = 0;                  // of a row: its place in the outputs of attention
+  uint32_t fault = 0;               // of a row, 1: its slot is empty, or does not do what is asked
 };
 
 }  // namespace sqz::cuda

@@ -26,6 +26,7 @@ namespace sqz::cuda {
 // How the copy engine finds the rows of a layer and of a level: see prefill/common/tiles.h.
 struct KeyMaps;
 struct LevelMaps;
+struct ContextLayer;
 
 // Shape of the queries and of what they meet.
 struct PrefillShape {
@@ -64,6 +65,9 @@ struct PrefillAttend {
   // With masks, for rows of 8 bits: [lists, mask_stride] the number of each key's row, head * M +
   // slot, or kExactRow and the number of an exact row. Else null.
   const uint32_t* rows = nullptr;
+  // In device memory, [T]: each token's own layer of 16 bits, the same for those of a block, in
+  // place of `keys`. With lists, whose totals say how many exact keys there are.
+  const ContextLayer* own = nullptr;
   // The tensor maps of `keys`, which are made if they are not there yet. Null: the call makes its
   // own.
   KeyMaps* maps = nullptr;

@@ -13,9 +13,11 @@ class BatchChosen : private BatchList {
   __device__ void run() {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
+    if (is_whole()) return list_all();
+    if (!looks_up()) return;
     take_ticket();
     const uint32_t faults = faults_before();
-    const int64_t stride = (level_.clusters + 31) / 32;
+    const int64_t stride = (p_.width + 31) / 32;
     uint32_t* words = chosen_words(0);
 #pragma unroll 1
     for (int cluster = begin_ + thread_; cluster < end_; cluster += kBatchThreads) {
@@ -39,9 +41,8 @@ __global__ void __launch_bounds__(kBatchThreads)
 }  // namespace
 
 Status launch_batch_chosen(const BatchLookup& call, int level, cudaStream_t stream) {
-  const dim3 blocks(static_cast<unsigned>(call.parts(level)), static_cast<unsigned>(call.lists()));
-  return launch_blocks(batch_chosen_kernel, blocks, kBatchThreads, 0, call.lookup.device, stream,
-                       call, level);
+  return launch_blocks(batch_chosen_kernel, call.launched(level), kBatchThreads, 0,
+                       call.lookup.device, stream, call, level);
 }
 
 }  // namespace sqz::cuda

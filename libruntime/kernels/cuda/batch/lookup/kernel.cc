@@ -20,6 +20,9 @@ SelectRuns budget_of(const BatchLookup& call, int level) {
   select.blocks = {lookup.requests, lookup.requests, 1, nullptr};
   select.kv_heads = lookup.kv_heads;
   select.level = {from};
+  if (lookup.own != nullptr) select.level.clusters = static_cast<int32_t>(lookup.width);
+  select.own = lookup.own;
+  select.depth = level;
   select.level.finest = level + 1 == lookup.levels;
   select.level.log_threshold[0] = from.threshold * static_cast<float>(M_LN2);
   select.level.wanted[0] = lookup.wanted;
@@ -42,6 +45,7 @@ Status batch_lookup(const BatchLookup& call, cudaStream_t stream) {
     SQZ_RETURN_IF_ERROR(launch_select(budget_of(call, level), call.lookup.device, stream));
     SQZ_RETURN_IF_ERROR(launch_batch_chosen(call, level, stream));
   }
+  if (call.lookup.levels == 0) return launch_batch_chosen(call, 0, stream);
   return {};
 }
 

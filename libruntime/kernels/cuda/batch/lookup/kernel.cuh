@@ -26,6 +26,7 @@ class BatchSums : private BatchProduct<Element, kDim> {
       : Base(call, level, shared), s_(shared) {}
 
   __device__ void run() {
+    if (!this->looks_up()) return;
     Tile tile;
     if (kAll) this->load_first(tile);  // no earlier kernel writes it
     ptx::griddepcontrol_wait();
@@ -117,6 +118,8 @@ class BatchChoice : private BatchProduct<Element, kDim> {
       : Base(call, level, shared), s_(shared) {}
 
   __device__ void run() {
+    if (!kScores && this->is_whole()) return this->list_all();
+    if (!this->looks_up()) return;
     Tile tile;
     if (k_ == 0) this->load_first(tile);
     ptx::griddepcontrol_wait();

@@ -1,15 +1,14 @@
-// Lookup for a batch: many requests of one token each select from one index, and what any of them
+// Lookup for a batch: many requests of one token each select, and what any of those of one index
 // selected is listed once for all, with a word for every key that says which of them did. Scores
 // and rules are those of decode_lookup; every centroid is read once for up to 32 requests.
 //
-// Requests are cut into chunks of `chunk` of them. A list is of a chunk and a KV head: list =
-// chunk's number * Hkv + head.
+// Requests are cut into blocks, each of requests of one index. A list is of a block and a KV head:
+// list = block * Hkv + head.
 #pragma once
 
 #include <algorithm>
 
-#include "libruntime/kernels/cuda/decode/attend/kernel.h"
-#include "libruntime/kernels/cuda/decode/lookup/kernel.h"
+#include "libruntime/kernels/cuda/decode/context_layer.h"
 #include "libruntime/kernels/cuda/prefill/prefill.h"
 
 namespace sqz::cuda {
@@ -29,21 +28,33 @@ constexpr int batch_chunk(int group) {
   return requests < 32 ? requests : 32;
 }
 
+// Blocks of threads for each of so many lists: together about as many as the GPU holds at once.
+__host__ __device__ constexpr int batch_blocks(const Device& device, int lists) {
+  const int blocks = 2 * device.multiprocessors / lists;
+  return blocks < 1 ? 1 : blocks;
+}
+// Parts of a level's clusters, if there are so many blocks of threads for a list.
+__host__ __device__ constexpr int batch_parts(int clusters, int blocks) {
+  const int tiles = (clusters + kBatchTile - 1) / kBatchTile, least = (tiles + 7) / 8;
+  const int parts = blocks < least ? blocks : least;
+  return parts < 1 ? 1 : parts < kBatchParts ? parts : kBatchParts;
+}
+
 struct BatchLookup {
-  // Without `lists` and `alive`.
+  // Without `lists` and `alive`; `exact` is set. With layers of the requests' own the number of
+  // levels is the most of one, and 0 if nothing is looked up.
   LookupParams lookup;
-  int32_t chunk = 0;  // requests of a list, at most batch_chunk()
-  // Out: runs of every list and [lists, mask_stride] words of its keys, the exact ones first.
+  AttendLayer keys;                // of the layer, of which exact keys and means are looked at
+  QueryBlocks blocks;              // of at most batch_chunk() requests
+  const int32_t* count = nullptr;  // in device memory: blocks that there are, of the table; or null
+  // Out: runs of every list and [lists, mask_stride] words of its keys, the exact ones first. Null:
+  // not wanted, where nothing is looked up.
   RunLists runs;
   uint32_t* masks = nullptr;
   int64_t mask_stride = 0;
-  int32_t exact = 0;          // exact keys that are attended,
-  int32_t exact_skipped = 0;  // and those in front of them that are not
   // For rows of 8 bits: [lists, mask_stride] the number of each key's row, as in PrefillAttend.
   // Null: not wanted.
   uint32_t* rows = nullptr;
-  // The clusters of rows of 8 bits, whose means are counted; else 0.
-  int32_t means = 0;
 
   // Workspace. [4, lists, width]: the requests that a cluster is alive for, by level % 2, and those
   // that chose it, by the group of their rows.
@@ -57,21 +68,22 @@ struct BatchLookup {
   float* scores = nullptr;     // [pairs, width]
   uint32_t* chosen = nullptr;  // [pairs, width / 32 + 1] bits
 
-  __host__ __device__ int chunks() const { return (lookup.requests + chunk - 1) / chunk; }
-  __host__ __device__ int lists() const { return chunks() * lookup.kv_heads; }
-  // Parts of a level, for each list: about as many blocks as the GPU holds at once.
-  int parts(int level) const {
-    constexpr int kBlocks = 2;  // a multiprocessor
-    const int tiles = (lookup.level[level].clusters + kBatchTile - 1) / kBatchTile;
-    const int most = kBlocks * lookup.device.multiprocessors / lists();
-    return std::clamp(std::min(most, (tiles + 7) / 8), 1, kBatchParts);
+  __host__ __device__ int lists() const { return blocks.count * lookup.kv_heads; }
+  // Blocks of threads of a launch.
+  unsigned launched(int level) const {
+    const int each = batch_blocks(lookup.device, lists());
+    if (lookup.own != nullptr) {  // the fewer the lists that there are, the more for one
+      return static_cast<unsigned>(std::max(2 * lookup.device.multiprocessors, lists()));
+    }
+    return static_cast<unsigned>(lists() * batch_parts(lookup.level[level].clusters, each));
   }
 };
 
 // kUnsupported for a dim that there is no kernel for.
 Status batch_lookup(const BatchLookup& call, cudaStream_t stream);
 
-// The rule kBudget, after launch_select(): from what pairs chose to words, and on.
+// The rule kBudget, after launch_select(): from what pairs chose to words, and on. And, with layers
+// of the requests' own, lists of those that are read whole.
 Status launch_batch_chosen(const BatchLookup& call, int level, cudaStream_t stream);
 
 }  // namespace sqz::cuda

@@ -16,10 +16,8 @@ Status launch_batch_level(const BatchLookup& call, int level, cudaStream_t strea
                                                : batch_choose_kernel<Element, kDim, false>;
   static_assert(sizeof(BatchSumsShared<kDim>) <= kLeastBlockShared);
   const auto launch = [&](auto* kernel, size_t shared) {
-    const dim3 blocks(static_cast<unsigned>(call.parts(level)),
-                      static_cast<unsigned>(call.lists()));
-    return launch_blocks(kernel, blocks, kBatchThreads, static_cast<int64_t>(shared), p.device,
-                         stream, call, level);
+    return launch_blocks(kernel, call.launched(level), kBatchThreads, static_cast<int64_t>(shared),
+                         p.device, stream, call, level);
   };
   SQZ_RETURN_IF_ERROR(launch(sums, sizeof(BatchSumsShared<kDim>)));
   return launch(choose, sizeof(BatchChoiceShared<kDim>));

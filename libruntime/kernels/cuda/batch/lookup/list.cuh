@@ -6,6 +6,8 @@
 
 #include "libruntime/kernels/cuda/batch/lookup/kernel.h"
 #include "libruntime/kernels/cuda/common/scores.cuh"
+#include "libruntime/kernels/cuda/decode/context_layer.cuh"
+#include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 #include "libruntime/kernels/cuda/ptx/cluster.cuh"
 
 namespace sqz::cuda {
@@ -17,7 +19,7 @@ __device__ inline Sums operator+(Sums a, Sums b) {
   return {a.a + b.a, a.b + b.b};
 }
 
-// Block blockIdx.x has that part of list blockIdx.y, until it takes a ticket.
+// A block has a part of a list, until it takes a ticket.
 class BatchList {
  public:
   using Scan = cub::BlockScan<Sums, kBatchThreads>;
@@ -27,22 +29,47 @@ class BatchList {
   };
 
   __device__ BatchList(const BatchLookup& call, int level, Shared& shared)
-      : call_(call),
-        p_(call.lookup),
-        level_(p_.level[level]),
-        k_(level),
-        parts_(static_cast<int>(gridDim.x)),
-        list_(static_cast<int>(blockIdx.y)),
-        head_(list_ % p_.kv_heads),
-        first_(list_ / p_.kv_heads * call.chunk),
-        requests_(min(call.chunk, p_.requests - first_)),
-        all_(requests_ == 32 ? ~0u : (1u << requests_) - 1),
-        shared_(shared) {
-    set_part(static_cast<int>(blockIdx.x));
+      : call_(call), p_(call.lookup), k_(level), shared_(shared) {
+    const bool own = p_.own != nullptr;
+    if (own) ptx::griddepcontrol_wait();  // for the blocks and their layers
+    const int lists = (own ? *call.count : call.blocks.count) * p_.kv_heads;
+    const int at = static_cast<int>(blockIdx.x);
+    const int blocks = own ? batch_blocks(p_.device, lists) : static_cast<int>(gridDim.x) / lists;
+    if (at >= blocks * lists) return;
+    list_ = at / blocks;
+    head_ = list_ % p_.kv_heads;
+    const int2 block = block_of(call.blocks, list_ / p_.kv_heads);
+    first_ = block.x;
+    requests_ = block.y;
+    all_ = requests_ == 32 ? ~0u : (1u << requests_) - 1;
+    if (own) own_ = p_.own + first_;
+    levels_ = layer().levels;
+    level_ = layer().level[level];
+    if (k_ < levels_ || k_ == 0)
+      parts_ = levels_ == 0 ? blocks : batch_parts(level_.clusters, blocks);
+    if (parts_ > 0) set_part(at % blocks);
     if (thread_ == 0) shared.tally = shared.means = 0;
   }
 
  protected:
+  // Whether the block has a part of the level, or of a layer that is read whole.
+  __device__ bool looks_up() const { return levels_ > 0 && part_ < parts_; }
+  __device__ bool is_whole() const { return levels_ == 0 && k_ == 0 && part_ < parts_; }
+  // Lists the keys of a layer that is read whole.
+  __device__ void list_all() const {
+    const auto all = own_->lookup.exact + static_cast<uint32_t>(own_->keys.slots);
+    const uint32_t first = part_ * kBatchThreads + thread_;
+    for (uint32_t key = first; call_.masks != nullptr && key < all; key += parts_ * kBatchThreads) {
+      call_.masks[list_ * call_.mask_stride + key] = all_;
+    }
+    if (part_ == 0 && thread_ == 0) list_whole(*own_, call_.runs, list_, head_, requests_);
+  }
+
+  // The layer of the list's requests.
+  __device__ const LookupLayer& layer() const {
+    return own_ != nullptr ? own_->lookup : static_cast<const LookupLayer&>(p_);
+  }
+  __device__ const AttendLayer& keys() const { return own_ != nullptr ? own_->keys : call_.keys; }
   __device__ int64_t pair_of(int request) const {
     return static_cast<int64_t>(first_ + request) * p_.kv_heads + head_;
   }
@@ -80,7 +107,7 @@ class BatchList {
   // The words of chosen_words(), of so many groups, become those of the children, or runs.
   __device__ void pass_on(int groups, uint32_t faults) {
     __syncthreads();
-    if (k_ + 1 == p_.levels) return emit(groups, faults);
+    if (k_ + 1 == levels_) return emit(groups, faults);
 #pragma unroll 1
     for (int at = begin_ + 32 * warp_; at < end_; at += kBatchThreads) {
       const Cluster own = cluster_at(groups, at + lane_);
@@ -90,13 +117,14 @@ class BatchList {
 
   const BatchLookup& call_;
   const LookupParams& p_;
-  const LookupLevel& level_;
-  const int k_;   // the level
-  int part_ = 0;  // of its clusters
-  const int parts_;
-  const int list_, head_, first_, requests_;  // `first_`: of the requests
-  const uint32_t all_;                        // a bit for every request
-  int begin_, end_;                           // clusters of this block
+  const ContextLayer* own_ = nullptr;  // null: the parameters have the layer
+  LookupLevel level_;
+  int levels_ = 0;
+  const int k_;                                         // the level
+  int part_ = 0, parts_ = 0;                            // of its clusters
+  int list_ = 0, head_ = 0, first_ = 0, requests_ = 0;  // `first_`: of the requests
+  uint32_t all_ = 0;                                    // a bit for every request
+  int begin_ = 0, end_ = 0;                             // clusters of this block
   const int thread_ = static_cast<int>(threadIdx.x), lane_ = thread_ % 32, warp_ = thread_ / 32;
 
  private:
@@ -113,7 +141,7 @@ class BatchList {
     if (lane_ == 0 && own != 0) atomicAdd(&sum, own);
   }
   __device__ void post(int counter, uint32_t sum) const {
-    if (thread_ == 0) atomicAdd(&p_.counters[counter], static_cast<unsigned long long>(sum));
+    if (thread_ == 0) atomicAdd(&layer().counters[counter], static_cast<unsigned long long>(sum));
   }
 
   struct Cluster {
@@ -197,7 +225,8 @@ class BatchList {
       means += __popc(cluster.word);
     });
     tally(wanted);
-    if (call_.means > 0) add_up(means, shared_.means);
+    const bool coded = keys().coded.keys.bits > 0;
+    if (coded) add_up(means, shared_.means);
     Scan(shared_.scan)
         .ExclusiveScan(
             own, at, Sums(), [](Sums a, Sums b) { return a + b; }, all);
@@ -206,35 +235,36 @@ class BatchList {
     const int64_t runs = list_ * (call_.runs.capacity + 1);
     uint32_t* masks = call_.masks + list_ * call_.mask_stride;
     uint32_t* rows = call_.rows == nullptr ? nullptr : call_.rows + list_ * call_.mask_stride;
-    uint32_t* chosen = rows == nullptr ? nullptr : rows + call_.exact;
-    const auto first_row = static_cast<uint32_t>(head_ * p_.slots);
+    const uint32_t exact = layer().exact;
+    uint32_t* chosen = rows == nullptr ? nullptr : rows + exact;
+    const uint32_t first_row = static_cast<uint32_t>(head_) * layer().slots;
     for_each([&](const Cluster& cluster, Sums part) {
       if (part.a != 0) {
         call_.runs.first[runs + at.a] = cluster.first;
         call_.runs.before[runs + at.a] = at.b;
       }
-      write_words(masks + call_.exact, at.b, part.b, cluster.word, chosen,
-                  first_row + cluster.first);
+      write_words(masks + exact, at.b, part.b, cluster.word, chosen, first_row + cluster.first);
       at = at + part;
     });
     // The rule kBudget has counted what its requests chose.
     const bool counts = p_.rule == LookupRule::kThreshold;
     if (counts) post(1);
-    if (call_.means > 0) post(2, shared_.means);
+    if (coded) post(2, shared_.means);
     if (part_ == 0) {
-      const int skipped = call_.exact_skipped, of_head = head_ * (call_.exact + skipped) + skipped;
-      for (int key = thread_; key < call_.exact; key += kBatchThreads) {
+      const auto of_head = static_cast<uint32_t>(head_ * keys().exact + keys().exact_skipped);
+      for (uint32_t key = thread_; key < exact; key += kBatchThreads) {
         masks[key] = all_;
-        if (rows != nullptr) rows[key] = kExactRow | static_cast<uint32_t>(of_head + key);
+        if (rows != nullptr) rows[key] = kExactRow | (of_head + key);
       }
       if (counts && thread_ == 0 && head_ == 0) {
-        atomicAdd(&p_.counters[0], static_cast<unsigned long long>(requests_ - __popc(faults)));
+        atomicAdd(&layer().counters[0],
+                  static_cast<unsigned long long>(requests_ - __popc(faults)));
       }
     }
     if (part_ + 1 < parts_ || thread_ != 0) return;
     const Sums total = parts + all;
     call_.runs.before[runs + total.a] = total.b;
-    call_.runs.totals[list_] = {total.a, total.b, faults, 0};
+    call_.runs.totals[list_] = {total.a, total.b, faults, exact};
   }
 
   Shared& shared_;

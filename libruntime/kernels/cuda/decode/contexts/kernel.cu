@@ -1,3 +1,5 @@
+#include <cub/block/block_scan.cuh>
+
 #include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode/context_layer.cuh"
@@ -32,14 +34,18 @@ class PrepareRow {
   }
 
  private:
+  static __device__ uint64_t order_of(const RequestContext& context) {
+    return uint64_t{static_cast<uint32_t>(context.slot)} << 32 |
+           static_cast<uint32_t>(context.skip);
+  }
   // How many rows are served before it.
   __device__ int find_place() {
     if (thread_ == 0) s_.place = 0;
     __syncthreads();
-    const auto own = static_cast<uint32_t>(own_.slot);
+    const uint64_t own = order_of(own_);
     uint32_t before = 0;
     for (int i = thread_; i < p_.requests * p_.each; i += kPrepareThreads) {
-      const auto other = static_cast<uint32_t>(p_.contexts[i].slot);
+      const uint64_t other = order_of(p_.contexts[i]);
       before += other < own || (other == own && i < given_) ? 1 : 0;
     }
     before = __reduce_add_sync(~0u, before);
@@ -125,6 +131,36 @@ __global__ void __launch_bounds__(kPrepareThreads)
   PrepareRow(params).run();
 }
 
+// A thread has a row.
+__global__ void __launch_bounds__(kMostCut)
+    cut_rows_kernel(const ContextLayer* rows, int32_t count_rows, int32_t most, int2* table,
+                    int32_t* count) {
+  using Scan = cub::BlockScan<int, kMostCut>;
+  __shared__ typename Scan::TempStorage scan[2];
+  __shared__ int first[kMostCut + 1];
+  ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_launch_dependents();
+  const int row = static_cast<int>(threadIdx.x);
+  const bool is = row < count_rows;
+  const auto alike = [](const ContextLayer& a, const ContextLayer& b) {
+    return a.keys.counters == b.keys.counters && a.keys.exact_skipped == b.keys.exact_skipped &&
+           a.fault == b.fault;
+  };
+  const bool begins = row == 0 || !is || !alike(rows[row], rows[row - 1]);
+  int begin, block, blocks;  // begin: of the row's layer
+  Scan(scan[0]).InclusiveScan(begins ? row : 0, begin, [](int a, int b) { return max(a, b); });
+  const bool cuts = is && (row - begin) % most == 0;
+  Scan(scan[1]).ExclusiveSum(cuts ? 1 : 0, block, blocks);
+  if (cuts) first[block] = row;
+  if (row == 0) {
+    first[blocks] = count_rows;
+    *count = blocks;
+  }
+  __syncthreads();
+  if (!is) return;
+  table[row] = row < blocks ? make_int2(first[row], first[row + 1] - first[row]) : make_int2(0, 0);
+}
+
 // A warp a request and query head. A row with NaN makes the request's NaN.
 __global__ void __launch_bounds__(kMergeThreads)
     merge_rows_kernel(const __grid_constant__ ContextRows p) {
@@ -169,6 +205,12 @@ __global__ void __launch_bounds__(kMergeThreads)
 Status prepare_context_rows(const ContextRows& call, const Device& device, cudaStream_t stream) {
   return launch_blocks(prepare_rows_kernel, static_cast<unsigned>(call.requests * call.each),
                        kPrepareThreads, 0, device, stream, call);
+}
+
+Status cut_context_rows(const ContextLayer* rows, int32_t count_rows, int32_t most, int2* table,
+                        int32_t* count, const Device& device, cudaStream_t stream) {
+  return launch_blocks(cut_rows_kernel, 1, kMostCut, 0, device, stream, rows, count_rows, most,
+                       table, count);
 }
 
 Status merge_context_rows(const ContextRows& call, const Device& device, cudaStream_t stream) {

@@ -1,6 +1,6 @@
 // Calls whose requests name their contexts in device memory: before the lookup and behind
 // attention. A row is a request with one of its contexts. Rows are served in the order of their
-// slots, so that those of one context run beside each other and find its keys in the L2.
+// slots and of what they leave out, so that those of one context stand beside each other.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -43,6 +43,11 @@ struct ContextRows {
 
 // Fills rows, row_q, places and lists.
 Status prepare_context_rows(const ContextRows& call, const Device& device, cudaStream_t stream);
+// Cuts rows into blocks of the same layer, of at most `most` rows: `table` gets {first row, rows}
+// of each and zeros behind the last one, `count` their number. At most kMostCut rows.
+inline constexpr int kMostCut = 256;
+Status cut_context_rows(const ContextLayer* rows, int32_t count_rows, int32_t most, int2* table,
+                        int32_t* count, const Device& device, cudaStream_t stream);
 // Merges the states of each request into out and lse. Attention has left them there where `each` is
 // 1: see ContextLayer::row.
 Status merge_context_rows(const ContextRows& call, const Device& device, cudaStream_t stream);

@@ -1,7 +1,8 @@
-// From a row of a tile to its query.
+// From a row of a tile to its query, and from a block to its layer.
 #pragma once
 
 #include "libruntime/kernels/cuda/common/element.cuh"
+#include "libruntime/kernels/cuda/decode/context_layer.h"
 #include "libruntime/kernels/cuda/prefill/common/tiles.h"
 
 namespace sqz::cuda {
@@ -10,6 +11,11 @@ __device__ __forceinline__ int2 block_of(const QueryBlocks& blocks, int32_t bloc
   if (blocks.table != nullptr) return blocks.table[block];
   const int32_t first = block * blocks.block_tokens;
   return make_int2(first, min(blocks.block_tokens, blocks.tokens - first));
+}
+
+// The layer of a block's own; null: the call's parameters have it.
+__device__ __forceinline__ const ContextLayer* own_layer(const PrefillAttend& call, int32_t block) {
+  return call.own == nullptr ? nullptr : call.own + block_of(call.blocks, block).x;
 }
 
 // Index of row `row` of tile `tile` of a block in [T, Hkv, group]; -1 for a row that is none.

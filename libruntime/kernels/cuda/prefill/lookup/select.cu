@@ -54,6 +54,8 @@ struct List {
   bool logarithms;          // scores are, and not bounds of pages
   uint32_t* chosen;         // [ceil(count / 32)] bits, in shared memory
   bool fault;               // nothing is chosen, and nothing counted
+  bool finest;
+  unsigned long long* counters;  // may be null
 
   __device__ int32_t words() const { return (count + 31) / 32; }
   // A warp's lanes bring the bits of a word.
@@ -165,8 +167,7 @@ __device__ void find_cutoff(const List& list, uint32_t wanted, Shared& shared) {
 
 // The prefix of the ranking whose keys are nearest to `wanted` (at the finest level), or the first
 // one that holds them.
-__device__ void choose_by_budget(const SelectRuns& call, const List& list, uint32_t wanted,
-                                 Shared& shared) {
+__device__ void choose_by_budget(const List& list, uint32_t wanted, Shared& shared) {
   find_cutoff(list, wanted, shared);
   const uint32_t cutoff = shared.prefix;
   uint32_t left = shared.left;
@@ -181,7 +182,7 @@ __device__ void choose_by_budget(const SelectRuns& call, const List& list, uint3
       const uint32_t before = shared.sum_before(keys, total);
       if (tie && before <= left) {
         const uint32_t rest = left - before;
-        chosen = keys <= rest || (call.level.finest ? 2 * uint64_t{rest} > keys : rest > 0);
+        chosen = keys <= rest || (list.finest ? 2 * uint64_t{rest} > keys : rest > 0);
       }
       left = total <= left ? left - total : 0;  // past the cutoff nothing is taken
     }
@@ -191,12 +192,12 @@ __device__ void choose_by_budget(const SelectRuns& call, const List& list, uint3
 
 // Adds what was read of a list. One thread.
 __device__ void count(const SelectRuns& call, const List& list, int32_t number, uint32_t keys) {
-  if (call.counters == nullptr || list.fault) return;
+  if (list.counters == nullptr || list.fault) return;
   const auto vectors = static_cast<unsigned long long>(list.count) * call.vectors;
-  if (vectors > 0) atomicAdd(&call.counters[2], vectors);
-  if (!call.level.finest) return;
-  if (number % call.kv_heads == 0) atomicAdd(&call.counters[0], 1ull);
-  atomicAdd(&call.counters[1], static_cast<unsigned long long>(keys));
+  if (vectors > 0) atomicAdd(&list.counters[2], vectors);
+  if (!list.finest) return;
+  if (number % call.kv_heads == 0) atomicAdd(&list.counters[0], 1ull);
+  atomicAdd(&list.counters[1], static_cast<unsigned long long>(keys));
 }
 
 // Runs of what the chosen clusters hold, neighbours merged, in ascending order. Chosen clusters are
@@ -283,36 +284,51 @@ __global__ void __launch_bounds__(kSelectThreads)
   __shared__ Shared shared;
   extern __shared__ uint32_t chosen[];
   const int32_t number = blockIdx.x, kv_head = number % call.kv_heads;
-  const int64_t n = call.level.clusters;
-  const bool all = call.alive.totals == nullptr;
-  List list;
-  list.count = all ? call.level.clusters : static_cast<int32_t>(call.alive.totals[number].keys);
-  list.ids = all ? nullptr : call.ids + number * n;
-  list.offsets = call.level.offsets + kv_head * (n + 1);
-  list.sizes = !all                          ? call.alive_sizes + number * n
-               : call.level.sizes == nullptr ? nullptr
-                                             : call.level.sizes + kv_head * n;
-  list.scores = call.scores + number * call.stride;
-  list.chosen = chosen;
   const int2 block = block_of(call.blocks, number / call.kv_heads);
   const int scope = block.y > 1 ? 1 : 0;
+  const bool all = call.alive.totals == nullptr;
+  List list;
+  int64_t n = call.level.clusters;
+  const uint32_t *offsets = call.level.offsets, *sizes = call.level.sizes;
   list.wanted = call.level.wanted[scope];
-  list.logarithms = call.level.greatest == nullptr;
   list.threshold = call.level.log_threshold[scope] * 1.4426950408889634f;
+  list.finest = call.level.finest;
+  list.counters = call.counters;
+  if (call.own != nullptr) {
+    const LookupLayer& own = call.own[number / call.kv_heads].lookup;
+    if (call.depth >= own.levels) return;
+    const LookupLevel& level = own.level[call.depth];
+    n = level.clusters;
+    offsets = level.offsets;
+    sizes = level.sizes;
+    list.wanted = own.wanted;
+    list.threshold = level.threshold;
+    list.finest = call.depth + 1 == own.levels;
+    list.counters = own.counters;
+  }
+  list.count = static_cast<int32_t>(all ? n : call.alive.totals[number].keys);
+  list.ids = all ? nullptr : call.ids + number * n;
+  list.offsets = offsets + kv_head * (n + 1);
+  list.sizes = !all               ? call.alive_sizes + number * n
+               : sizes == nullptr ? nullptr
+                                  : sizes + kv_head * n;
+  list.scores = call.scores + number * call.stride;
+  list.chosen = chosen;
+  list.logarithms = call.level.greatest == nullptr;
   list.fault = (call.bits != nullptr ? call.faults[number] : call.chosen.totals[number].fault) != 0;
   if (list.fault) list.count = 0;
   combine_scores(call, list, block, gridDim.x * call.stride);
   __syncthreads();
   if (list.wanted != nullptr && list.count > 0) {
     const uint32_t wanted = list.wanted[kv_head];
-    const bool enough = !call.level.finest && keys_chosen(list, shared) >= wanted;
-    if (!enough) choose_by_budget(call, list, wanted, shared);
+    const bool enough = !list.finest && keys_chosen(list, shared) >= wanted;
+    if (!enough) choose_by_budget(list, wanted, shared);
     __syncthreads();
   }
   if (call.bits == nullptr) return write_runs(call, list, number, shared);
   const uint32_t keys = keys_chosen(list, shared);
   if (threadIdx.x == 0) count(call, list, number, keys);
-  const int32_t words = static_cast<int32_t>((n + 31) / 32);
+  const auto words = static_cast<int32_t>((call.stride + 31) / 32);
   for (int32_t i = threadIdx.x; i < words; i += kSelectThreads) {
     call.bits[int64_t{number} * words + i] = i < list.words() ? chosen[i] : 0;
   }

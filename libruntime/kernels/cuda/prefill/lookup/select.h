@@ -3,6 +3,7 @@
 #pragma once
 
 #include "libruntime/cuda/device.h"
+#include "libruntime/kernels/cuda/decode/context_layer.h"
 #include "libruntime/kernels/cuda/prefill/prefill.h"
 
 namespace sqz::cuda {
@@ -22,10 +23,14 @@ struct SelectRuns {
   int32_t tile_tokens = 0;
   uint32_t vectors = 0;  // that were read for a cluster
   RunLists chosen;       // out
-  // In place of `chosen`: [lists, ceil(n / 32)] bits of the clusters; [lists] not 0 = a fault.
+  // In place of `chosen`: [lists, ceil(stride / 32)] bits of the clusters; [lists] not 0 = a fault.
   uint32_t* bits = nullptr;
   const uint32_t* faults = nullptr;
   unsigned long long* counters = nullptr;  // {selections, keys, vectors}; may be null
+  // In device memory, by block of one request: its own layer, of which level `depth` is served in
+  // place of `level`, which has the most clusters. Only with `bits`.
+  const ContextLayer* own = nullptr;
+  int32_t depth = 0;
 };
 
 // prefill_lookup() without the choice: `out` gets the scores as launch_select() takes them. They

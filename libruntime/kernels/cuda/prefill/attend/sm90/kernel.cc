@@ -36,8 +36,9 @@ PrefillAttendParams make_params(const PrefillAttend& call, int multiprocessors) 
   params.scale = call.shape.scale * static_cast<float>(M_LOG2E);
   // Blocks are so short and lists so few that both halves of a multiprocessor take the same query
   // rows and share the keys instead.
-  params.small_m = call.blocks.block_tokens * call.shape.group <= kRows / 2 &&
-                   int64_t{call.blocks.count} * call.shape.kv_heads <= multiprocessors;
+  params.small_m =
+      call.blocks.block_tokens * call.shape.group <= kRows / 2 &&
+      (call.own != nullptr || int64_t{call.blocks.count} * call.shape.kv_heads <= multiprocessors);
   params.tiles = query_tiles(params.blocks, params.shape.group, params.slot_rows());
   params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr,
                                params.keys.coded.present());

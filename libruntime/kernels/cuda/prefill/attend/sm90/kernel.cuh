@@ -25,6 +25,7 @@
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill/common/segments.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
+#include "libruntime/kernels/cuda/ptx/fence_proxy_tensormap.cuh"
 #include "libruntime/kernels/cuda/ptx/named_barrier.cuh"
 #include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
 #include "libruntime/kernels/cuda/ptx/wgmma_product.cuh"
@@ -33,9 +34,27 @@ namespace sqz::cuda::prefill {
 
 __device__ __forceinline__ KeyListView list_of(const PrefillAttendParams& params,
                                                const WorkItem& item) {
-  return KeyListView::of(params.selected, item.block * params.shape.kv_heads + item.kv_head,
-                         params.exact, static_cast<int32_t>(params.keys.exact_skipped),
-                         static_cast<int32_t>(params.keys.slots));
+  const int32_t list = item.block * params.shape.kv_heads + item.kv_head;
+  const ContextLayer* own = own_layer(params, item.block);
+  return own == nullptr ? KeyListView::of(params.selected, list, params.exact,
+                                          static_cast<int32_t>(params.keys.exact_skipped),
+                                          static_cast<int32_t>(params.keys.slots))
+                        : KeyListView::of(params.selected, list, params.selected.totals[list].exact,
+                                          static_cast<int32_t>(own->keys.exact_skipped), 0);
+}
+
+// The tensor maps of an item's keys, seen by the copy engine. All lanes.
+__device__ __forceinline__ const LayerMaps* maps_of(const PrefillAttendParams& params,
+                                                    const AttendMaps& maps, const WorkItem& item) {
+  const ContextLayer* own = own_layer(params, item.block);
+  if (own == nullptr) return &maps;
+  static_assert(sizeof(LayerMaps) == 32 * sizeof(CUtensorMap));
+  if (own->maps != nullptr) {  // else the item has no keys
+    ptx::fence_proxy_tensormap_acquire(reinterpret_cast<const CUtensorMap*>(own->maps) +
+                                       (threadIdx.x & 31));
+  }
+  __syncwarp();
+  return own->maps;
 }
 
 // Hands an item to the other roles.
@@ -69,14 +88,15 @@ __device__ __forceinline__ WorkItem item_of(const PrefillAttendParams& params, u
 // `masks`: of the item's list, for keys; or null.
 template <class Config>
 __device__ __forceinline__ void fetch_rows(const PrefillAttendParams& params, const WorkItem& item,
-                                           const RowMaps& slots, const RowMaps& exact, int first,
-                                           int end, uint8_t (*tiles)[Config::kTileBytes],
-                                           uint64_t* full, uint64_t* empty,
-                                           RingPosition<Config::kStages>& ring,
+                                           const LayerMaps* maps, bool values, int first, int end,
+                                           uint8_t (*tiles)[Config::kTileBytes], uint64_t* full,
+                                           uint64_t* empty, RingPosition<Config::kStages>& ring,
                                            const uint32_t* masks = nullptr,
                                            uint32_t (*to_masks)[Config::kKeys] = nullptr) {
   const bool counts = (threadIdx.x & 31) == 0 && first == 0;
   const uint64_t policy = ptx::createpolicy_evict_last();
+  const RowMaps& slots = values ? maps->values : maps->keys;
+  const RowMaps& exact = values ? maps->exact_values : maps->exact_keys;
   SegmentWindow window(list_of(params, item), item.begin);
   const int32_t step = Config::kSkips ? item.step : Config::kKeys;
   for (int32_t key = item.begin; key < item.end; key += step, ring.advance()) {
@@ -129,7 +149,7 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
     if constexpr (Config::kCoded) {
       RowFetcher<T, Config>(shared, params, item, false, 0, Config::kFirstChunks).run(ring);
     } else {
-      fetch_rows<Config>(params, item, maps.keys, maps.exact_keys, 0, Config::kFirstChunks,
+      fetch_rows<Config>(params, item, maps_of(params, maps, item), false, 0, Config::kFirstChunks,
                          shared.keys, shared.keys_full, shared.keys_empty, ring, masks,
                          shared.masks);
     }
@@ -143,8 +163,6 @@ template <class T, class Config, bool kMasked>
 __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendParams& params,
                              const AttendMaps& maps, int warp) {
   const bool values = warp != 2;
-  const RowMaps& slots = values ? maps.values : maps.keys;
-  const RowMaps& exact = values ? maps.exact_values : maps.exact_keys;
   const int first = warp == 1 ? 0 : Config::kFirstChunks;
   const int end = warp == 1 ? Config::kFirstChunks : Config::kChunks;
   ItemReader<SharedStorage<Config>> items(shared);
@@ -160,7 +178,8 @@ __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendP
     if constexpr (Config::kCoded) {
       RowFetcher<T, Config>(shared, params, item, values, first, end).run(ring);
     } else {
-      fetch_rows<Config>(params, item, slots, exact, first, end, tiles, full, empty, ring);
+      fetch_rows<Config>(params, item, maps_of(params, maps, item), values, first, end, tiles, full,
+                         empty, ring);
     }
   }
 }
@@ -453,7 +472,7 @@ Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cud
                                        params.blocks.tokens, params.tiles.heads,
                                        params.tiles.tokens));
   const bool coded = params.keys.coded.present();
-  if (!coded) {
+  if (!coded && params.own == nullptr) {
     KeyMaps own;
     KeyMaps& keys = params.maps != nullptr ? *params.maps : own;
     SQZ_RETURN_IF_ERROR(encode_key_maps(keys, params.shape, params.keys));

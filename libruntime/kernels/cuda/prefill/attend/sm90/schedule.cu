@@ -57,10 +57,14 @@ struct Group {
 __device__ ListSize size_at(const PrefillAttendParams& params, int32_t index) {
   const int32_t kv_head = index / params.blocks.count, block = index % params.blocks.count;
   const int32_t list = block * params.shape.kv_heads + kv_head;
-  const auto selected = static_cast<int32_t>(
-      params.selected.totals == nullptr ? params.keys.slots : params.selected.totals[list].keys);
   const int32_t tokens = block_of(params.blocks, block).y;
-  return {params.exact + selected, (tokens + params.tiles.tokens - 1) / params.tiles.tokens};
+  if (tokens == 0) return {};  // a place of the table without a block
+  const RunTotals* totals = params.selected.totals;
+  const auto selected =
+      static_cast<int32_t>(totals == nullptr ? params.keys.slots : totals[list].keys);
+  const auto exact =
+      params.own == nullptr ? params.exact : static_cast<int32_t>(totals[list].exact);
+  return {exact + selected, (tokens + params.tiles.tokens - 1) / params.tiles.tokens};
 }
 
 __device__ Group group_at(const PrefillAttendParams& params, const Schedule& shared,
@@ -217,7 +221,7 @@ __global__ void __launch_bounds__(kScheduleThreads)
       params.splits[split + tile] = {
           group.block, group.kv_head, tile, static_cast<int32_t>(slot) + tile * parts, parts, {}};
     }
-    const bool apart = params.masks == nullptr || params.blocks.count == 1;
+    const bool apart = params.masks == nullptr || params.own != nullptr || params.blocks.count == 1;
     const int32_t keys = (apart ? part_tiles : 1) * params.tile_keys;  // that follow each other
     for (int32_t item = lane; item < items; item += lanes) {
       const int32_t part = item / group.tiles, tile = item % group.tiles;
