@@ -3,6 +3,7 @@
 #include <latch>
 #include <thread>
 
+#include "tests/common/tiny_buckets.h"
 #include "tests/libruntime/c_index.h"
 
 namespace sqz {
@@ -94,6 +95,25 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
   EXPECT_EQ(sqz_session_create(index_->handle(), nullptr, &session), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(sqz_session_create(nullptr, &good, &session), SQZ_INVALID_ARGUMENT);
   EXPECT_EQ(sqz_session_create(index_->handle(), &good, nullptr), SQZ_INVALID_ARGUMENT);
+}
+
+TEST_F(CApi, QueriesBeforeRopeDecideWhichBucketsAreRead) {
+  const QmodelFile qmodel = testing::tiny_qmodel({.head_dim = 16, .buckets = 12, .hidden = 21});
+  ASSERT_TRUE(testing::write_tiny_buckets(directory_->file("buckets"), qmodel, 5000).ok());
+  const runtime::Index index(directory_->file("buckets"));
+  auto options = make<sqz_session_options>();
+  options.selector = SQZ_SELECTOR_SAAP;
+  options.keep = 0.1;
+  runtime::Session session(index, options);
+  std::vector<std::vector<float>> outs;
+  for (const uint64_t seed : {7, 8, 7}) {
+    Call call(1, 1, 1), before(1, seed);
+    call.args.q_before_rope = &before.q_tensor;
+    session.attend(call.args);
+    outs.push_back(call.out);
+  }
+  EXPECT_EQ(outs[0], outs[2]);
+  EXPECT_NE(outs[0], outs[1]);
 }
 
 TEST_F(CApi, IndexMayBeClosedBeforeItsSessions) {

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <thread>
 
+#include "libruntime/capi/handles.h"
 #include "tests/common/tiny_buckets.h"
 #include "tests/formats/raw_safetensors.h"
 #include "tests/libruntime/c_index.h"
@@ -37,6 +38,47 @@ TEST_F(CApi, OpenAndDescribe) {
     EXPECT_EQ(std::strlen(info.model_fingerprint), 16u);
     EXPECT_EQ(std::strncmp(info.producer, "sqz ", 4), 0);
     index.verify();
+  }
+}
+
+TEST_F(CApi, LayersThatAreNotThere) {
+  sqz_layer_info info = make<sqz_layer_info>();
+  EXPECT_EQ(sqz_index_describe_layer(index_->handle(), 1, &info), SQZ_OK);
+  for (const int64_t layer : {-1, 2}) {
+    EXPECT_EQ(sqz_index_describe_layer(index_->handle(), layer, &info), SQZ_INVALID_ARGUMENT);
+    EXPECT_STREQ(sqz_last_error(), concat("layer: found ", layer, ", expected 0 to 1").c_str());
+  }
+}
+
+// A context can have an offset if each of its layers holds all tokens, turned by a known RoPE.
+TEST(Composes, OnlyWholeContextsDo) {
+  using Change = void (*)(IndexMetadata&);
+  const std::pair<Change, bool> cases[] = {
+      {[](IndexMetadata&) {}, true},
+      {[](auto& m) { m.model.rope.kind = RopeDescription::Kind::kOther; }, false},
+      {[](auto& m) { m.state.emplace_back(); }, false},
+      {[](auto& m) {
+         m.model.sliding_window = {0, 300};
+       },
+       false},
+      {[](auto& m) {
+         m.model.geometry = {{.head_dim = 16}, {.kind = LayerKind::kNone}};
+       },
+       true},
+      {[](auto& m) {
+         m.model.geometry = {{.head_dim = 8}, {.kind = LayerKind::kNone}};
+       },
+       false},
+      {[](auto& m) {
+         m.model.geometry = {{.head_dim = 16}, {.kind = LayerKind::kState}};
+       },
+       false}};
+  for (const auto& [change, composes] : cases) {
+    IndexMetadata metadata;
+    metadata.model.layers = 2;
+    metadata.model.head_dim = 16;
+    change(metadata);
+    EXPECT_EQ(capi::composes(metadata), composes) << "case " << (&change - &cases[0].first) / 2;
   }
 }
 
