@@ -164,32 +164,12 @@ TEST(Calibrate, SharesAreWhatEachHeadKeeps) {
   EXPECT_GT(std::abs(flat - peaked), 0.05) << "the heads were meant to differ";
 }
 
-TEST(Calibrate, CurvesFallAndEndBeyondEveryScore) {
-  const Calibration c = calibrated(make_input({12, 150}, 1500));
-  for (int scope : {0, 1}) {
-    for (int path : {0, 1}) {
-      const float* t = curve(c, scope, path);
-      EXPECT_GT(t[0], 0.0f);
-      EXPECT_LT(t[kLast], -1e30f);
-      EXPECT_TRUE(std::isfinite(t[kLast]));
-      for (int64_t i = 1; i <= kLast; ++i) EXPECT_LE(t[i], t[i - 1]);
-    }
-  }
-}
-
 TEST(Calibrate, WhatTheTreeCannotKeepGetsTheLowestThreshold) {
   const CalibrationInput input = make_input({60, 300}, 1500);
   const Calibration c = calibrated(input);
   EXPECT_GT(curve(c, 0, 1)[kLast * 45 / 100], -1000.0f);
   EXPECT_LT(curve(c, 0, 1)[kLast * 55 / 100], -1e30f);
   EXPECT_GT(curve(c, 0, 0)[kLast * 55 / 100], -1000.0f);
-}
-
-TEST(Calibrate, KeepingEverythingInTheCoarseLevelsIsTheFlatLookup) {
-  CalibrationInput input = make_input({12, 150}, 1500);
-  input.coarse_keep = 1.0;
-  const Calibration c = calibrated(input);
-  for (int64_t i = 0; i <= kLast; ++i) EXPECT_EQ(curve(c, 1, 0)[i], curve(c, 1, 1)[i]);
 }
 
 TEST(Calibrate, SameBitsForAnyThreads) {

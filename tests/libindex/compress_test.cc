@@ -62,19 +62,6 @@ TEST(Compress, DecodesToWhatWasStored) {
   EXPECT_LT(error_of(view, codes.values, rows.values, finest.value_means), 0.01);
 }
 
-TEST(Compress, FloatSixteenAndLayersOfSixteenBits) {
-  testing::TemporaryDirectory dir;
-  const auto file = SqzFile::open(
-      compressed(dir, {.rows = RowKind::kQ8, .layers16 = {1}},
-                 {.layers = 3, .head_dim = kDim, .dense_layers = {2}, .dtype = DType::kF16}));
-  ASSERT_TRUE(file.ok()) << file.status().message();
-  EXPECT_EQ((*file)->verify().message(), "");
-  EXPECT_EQ((*file)->layer(0).keys, nullptr);
-  EXPECT_EQ((*file)->layer(0).coded_values.bits, 8);
-  EXPECT_NE((*file)->layer(1).keys, nullptr);
-  EXPECT_EQ((*file)->layer(2).exact, 64);
-}
-
 TEST(Compress, RefusesWhatItCannotCompress) {
   testing::TemporaryDirectory dir;
   const auto refused = [&](const std::string& path, const CompressOptions& options) {

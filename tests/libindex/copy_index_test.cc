@@ -16,17 +16,6 @@
 namespace sqz {
 namespace {
 
-using ::testing::HasSubstr;
-
-LayerBudgets budgets() {
-  return {.allocation = "measured",
-          .context = 64,
-          .uniform_budget = 20,
-          .p = 1,
-          .budget = {9, 31},
-          .cosine = {0.25, 0.75}};
-}
-
 // A file of version 1 becomes one of the newest version, without the group policies max and any.
 TEST(CopyIndex, WritesTheNewestVersion) {
   const testing::TemporaryDirectory directory;
@@ -84,25 +73,6 @@ TEST(CopyIndex, KeepsLayersOfEveryKind) {
   const StateTensor& conv = whole->layer(2).state[0];
   EXPECT_EQ(conv.name, "conv");
   EXPECT_EQ(std::memcmp(conv.data, testing::layered_state()[2][1].data, 24), 0);
-}
-
-TEST(CopyIndex, RefusesLayerBudgetsThatDoNotFit) {
-  const testing::TemporaryDirectory directory;
-  const std::string path = directory.file("a.sqz"), output = directory.file("b.sqz");
-  ASSERT_TRUE(testing::write_tiny_index(path).ok());
-  const auto embed = [&](const LayerBudgets& wanted) {
-    const auto index = SqzFile::open(path, OpenMode::kRead).value();
-    IndexMetadata metadata = index->metadata();
-    metadata.layer_budgets = wanted;
-    const Status status =
-        copy_index(Env::posix(), *index, metadata, index->calibration().value(), output, false)
-            .status();
-    EXPECT_FALSE(Env::posix().exists(output));
-    return status.message();
-  };
-  LayerBudgets wrong = budgets();
-  wrong.budget = {9, 31, 20};
-  EXPECT_THAT(embed(wrong), HasSubstr("budget: found an array of 3, expected 2"));
 }
 
 }  // namespace

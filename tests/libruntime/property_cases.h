@@ -24,7 +24,8 @@ struct PropertyCase {
   BuildOptions build;
   QmodelFile qmodel;  // if build.partition is kBuckets
   int64_t tokens = 0;
-  double pruned_keep = 0;  // above 0: the index is pruned for the session's selector
+  double pruned_keep = 0;             // above 0: the index is pruned for the session's selector
+  std::vector<double> pruned_scales;  // of its layers, or empty
   // Session; pointers are set by options().
   sqz_selector selector = SQZ_SELECTOR_DENSE;  // auto is resolved here
   bool by_auto = false, by_budget_rule = false;
@@ -59,16 +60,17 @@ struct PropertyCase {
 };
 
 inline std::string describe(const PropertyCase& c) {
-  std::string out = concat(
-      "seed ", c.seed, ": partition ", partition_name(c.build.partition),
-      c.pruned_keep > 0 ? " pruned" : "", " layers ", c.model.layers, " heads ",
-      c.model.query_heads, "/", c.model.kv_heads, " dim ", c.model.head_dim, " tokens ", c.tokens,
-      " sink ", c.build.sink, " tail ", c.build.tail, " levels ", c.build.level_fractions.size(),
-      " page ", c.build.page_size, " rows ", rows_name(c.build.compress.rows), " dtype ",
-      dtype_name(c.build.dtype), "; selector ", sqz_selector_name(c.selector),
-      c.by_auto ? " (auto)" : "", " rule ", c.by_budget_rule ? "budget" : "threshold", " budget ",
-      c.budget, " keep ", c.keep, " block ", c.block, " levels ", c.levels, " dense_layers ",
-      c.dense_layers, "; queries ", dtype_name(c.dtype), " indptr");
+  std::string out =
+      concat("seed ", c.seed, ": partition ", partition_name(c.build.partition),
+             c.pruned_keep > 0 ? " pruned" : "", c.pruned_scales.empty() ? "" : " by scales",
+             " layers ", c.model.layers, " heads ", c.model.query_heads, "/", c.model.kv_heads,
+             " dim ", c.model.head_dim, " tokens ", c.tokens, " sink ", c.build.sink, " tail ",
+             c.build.tail, " levels ", c.build.level_fractions.size(), " page ", c.build.page_size,
+             " rows ", rows_name(c.build.compress.rows), " dtype ", dtype_name(c.build.dtype),
+             "; selector ", sqz_selector_name(c.selector), c.by_auto ? " (auto)" : "", " rule ",
+             c.by_budget_rule ? "budget" : "threshold", " budget ", c.budget, " keep ", c.keep,
+             " block ", c.block, " levels ", c.levels, " dense_layers ", c.dense_layers,
+             "; queries ", dtype_name(c.dtype), " indptr");
   for (const int64_t t : c.indptr) out += concat(" ", t);
   for (const double t : c.thresholds) out += concat(" T ", t);
   for (const double s : c.layer_scales) out += concat(" scale ", s);
@@ -251,6 +253,7 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
     c.pruned_keep = real(0.1, 0.9);
     c.keep = chance(50) ? c.pruned_keep : 0;
     c.by_auto = chance(50);
+    if (layers > 1 && chance(30)) c.pruned_scales = scales();
   } else if (c.selector != SQZ_SELECTOR_DENSE) {
     c.by_auto = c.selector == own && chance(50);
     c.by_budget_rule = ruled && chance(60);
@@ -318,6 +321,7 @@ inline Status build_index(const PropertyCase& c, const std::string& base, const 
   policy.selector = static_cast<SelectorKind>(c.selector);
   policy.keep = c.pruned_keep;
   policy.uniform_layers = c.uniform_layers != 0;
+  policy.layer_scales = c.pruned_scales;
   return prune_index(Env::posix(), file, policy, path, true, 1).status();
 }
 

@@ -516,6 +516,7 @@ class Property {
     if (kGpu) base.upload();
     PropertyCase c = c_;
     c.keep = c.pruned_keep;
+    c.layer_scales = c.pruned_scales;
     c.by_auto = false;
     same_by(runtime::Session(base, c.options(1)), layer, "not pruned");
   }

@@ -8,13 +8,13 @@
 #include <regex>
 
 #include "libruntime/select/layer_spread.h"
+#include "libruntime/select/score.h"
 #include "tests/common/tiny_buckets.h"
 #include "tests/libruntime/selection.h"
 
 namespace sqz {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::Served;
 using testing::TinyIndexOptions;
@@ -216,24 +216,6 @@ TEST(Selector, SaapNeedsPositionsOrQueriesBeforeRope) {
 
 // ---- Arithmetic.
 
-TEST(Deal, InProportionUpToTheCaps) {
-  EXPECT_THAT(deal(10, Scales{1, 3, 0}, Scales{100, 100, 100}), ElementsAre(2.5, 7.5, 0));
-  // The second takes no more than 4; the others share what it leaves, 1 : 2.
-  EXPECT_THAT(deal(10, Scales{1, 5, 2}, Scales{9, 4, 9}), ElementsAre(2, 4, 4));
-  // One cap after another is reached.
-  EXPECT_THAT(deal(10, Scales{1, 5, 3}, Scales{9, 2, 5}), ElementsAre(3, 2, 5));
-  EXPECT_THAT(deal(10, Scales{1, 5}, Scales{2, 3}), ElementsAre(2, 3)) << "less than the total";
-}
-
-TEST(LayerScales, TheMeanOverLayersThatSelectIsOne) {
-  const ServedIndex& index = *index_of(Of::kPlain).index;
-  const Scales scales = {3, 1};
-  SelectionRequest request;
-  request.layer_scales = scales;
-  EXPECT_THAT(*layer_scales(index.metadata(), index.layers, request, 0), ElementsAre(1.5, 0.5));
-  EXPECT_THAT(*layer_scales(index.metadata(), index.layers, request, 1), ElementsAre(0, 1));
-}
-
 TEST(LayerKeys, SumIsExactForEveryTotalAndScale) {
   testing::Random random(3);
   for (int round = 0; round < 300; ++round) {
@@ -256,20 +238,15 @@ TEST(LayerKeys, SumIsExactForEveryTotalAndScale) {
   }
 }
 
-TEST(CalibratedThreshold, AtTheEndsOfTheGrid) {
-  constexpr int64_t kLast = Calibration::kGrid - 1;
-  std::vector<float> grid(Calibration::kGrid);
-  for (int64_t i = 1; i < kLast; ++i) grid[i] = -static_cast<float>(i) / 100;
-  grid[0] = 1;  // above every score
-  for (const float lowest : {-3e38f, -INFINITY}) {
-    grid[kLast] = lowest;
-    const auto at = [&](double place) { return calibrated_threshold(grid.data(), place / kLast); };
-    EXPECT_EQ(at(0), 1);
-    EXPECT_EQ(at(0.3), grid[1]);
-    EXPECT_NEAR(at(2.25), -0.0225, 1e-6);
-    EXPECT_EQ(at(kLast - 0.5), grid[kLast - 1]);
-    EXPECT_EQ(at(kLast), lowest);
-  }
+// A file of as many buckets has 16 MB.
+TEST(Score, ManyBucketsTakeLittleMemoryAThread) {
+  const ClassifierView network = {.hidden = 1};
+  ScoreProblem problem;
+  problem.dim = 1;
+  problem.group = 8;
+  problem.clusters = 1 << 20;
+  problem.network = &network;
+  EXPECT_LT(4 * most_score_workspace(problem), 32 << 20);
 }
 
 }  // namespace
