@@ -1,4 +1,4 @@
-// formats/base: checked arithmetic, JSON, element types, hashes.
+// formats/base: checked arithmetic, JSON, element types.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,9 +7,7 @@
 
 #include "formats/base/checked.h"
 #include "formats/base/dtype.h"
-#include "formats/base/hash.h"
 #include "formats/base/json.h"
-#include "formats/base/random.h"
 
 namespace sqz {
 namespace {
@@ -153,29 +151,6 @@ TEST(Float16, OverflowsToInfinity) {
   EXPECT_EQ(to_float16(65520.0f).bits, 0x7c00);
   EXPECT_EQ(to_float16(-1e30f).bits, 0xfc00);
   EXPECT_EQ(to_bfloat16(std::numeric_limits<float>::max()).bits, 0x7f80);
-}
-
-TEST(Random, IsSplitMix64) {
-  EXPECT_EQ(Random(0).next(), 0xe220a8397b1dcdafu);
-  EXPECT_EQ(Random(0).unit(), 0.8833108082136426);
-}
-
-TEST(Hash, KnowsXxh3) {
-  // Values of `xxhsum -H3` and `xxhsum -H2` for no input, as xxHash documents them.
-  EXPECT_EQ(hex(xxh3_64({})), "2d06800538d394c2");
-  EXPECT_EQ(hex(xxh3_128({})), "99aa06d3014798d86001c324468d497f");
-}
-
-TEST(Hash, StreamEqualsOneShotHoweverItIsCut) {
-  std::vector<std::byte> data(5000);
-  for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 31 >> 3);
-  const std::span all(data);
-  for (size_t cut : {size_t{0}, size_t{1}, size_t{240}, size_t{241}, size_t{1024}, data.size()}) {
-    Xxh3Stream stream;
-    stream.update(all.first(cut));
-    stream.update(all.subspan(cut));
-    EXPECT_EQ(stream.digest(), xxh3_64(all)) << "cut at " << cut;
-  }
 }
 
 }  // namespace

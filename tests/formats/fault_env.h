@@ -12,8 +12,8 @@
 
 namespace sqz::testing {
 
-// `call`: "open", "read", "map", "create", "write", "sync", "close", "link", "rename" or
-// "sync_directory".
+// `call`: "open", "read", "map", "check_room", "create", "write", "sync", "close", "link", "rename"
+// or "sync_directory".
 // A failure is returned in place of the call. remove() and exists() are not asked about: they are
 // what cleaning up is made of.
 using FaultHook = std::function<Status(const std::string& call)>;
@@ -46,6 +46,7 @@ class FaultEnv : public Env {
   }
   bool exists(const std::string& path) override { return base_.exists(path); }
   Status check_room(const std::string& path, uint64_t bytes) override {
+    SQZ_RETURN_IF_ERROR(hook_("check_room"));
     return base_.check_room(path, bytes);
   }
   std::string follow(const std::string& path) override { return base_.follow(path); }

@@ -1,13 +1,11 @@
 // formats/base/file.h: reading, and publishing whole files only.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <csignal>
 #include <filesystem>
 #include <thread>
 
@@ -53,22 +51,6 @@ TEST(File, ErrorsNamePathAndCall) {
             "a: write: No space left on device; free some space on that file system and try again");
   EXPECT_THAT(env.check_room(dir.file("a"), UINT64_MAX).message(),
               HasSubstr("needs 18446744073709551615 bytes"));
-}
-
-// A write beyond RLIMIT_FSIZE fails in the kernel, as on a full disk.
-TEST(File, AFailedWriteIsReported) {
-  TemporaryDirectory dir;
-  const auto file = Env::posix().create(dir.file("a"), Temporary::kNamed);
-  ASSERT_TRUE(file.ok());
-  std::signal(SIGXFSZ, SIG_IGN);
-  rlimit old{};
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
-  const rlimit small{1000, old.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const Status status = (*file)->write(0, std::vector<std::byte>(4000));
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
-  EXPECT_EQ(status.code(), Code::kIo);
-  EXPECT_EQ(status.message(), dir.file("a") + ": write: File too large");
 }
 
 TEST(AtomicFile, AFileThatAppearedMeanwhileIsKept) {

@@ -11,7 +11,6 @@
 #include "tests/common/tiny_layers.h"
 #include "tests/formats/raw_safetensors.h"
 #include "tests/formats/schema.h"
-#include "tests/fuzz/memory_env.h"
 
 namespace sqz {
 namespace {
@@ -37,16 +36,6 @@ TEST(LayersFile, ComesBackAsItWasWritten) {
     EXPECT_EQ(back->measured, f.measured);
   }
   EXPECT_EQ(write_layers_file(Env::posix(), path, false, f).code(), Code::kExists);
-}
-
-TEST(LayersFile, NoTruncationIsRead) {
-  TemporaryDirectory dir;
-  ASSERT_TRUE(write_layers_file(Env::posix(), dir.file("l.json"), false, four_layers()).ok());
-  const std::string text = testing::read_file(dir.file("l.json"));
-  for (size_t length = 0; length + 1 < text.size(); ++length) {
-    MemoryEnv env(std::as_bytes(std::span(text).first(length)));
-    EXPECT_FALSE(read_layers_file("l.json", env).ok()) << length;
-  }
 }
 
 const testing::Field kFields[] = {{"/format", Type::kWord},

@@ -128,25 +128,6 @@ TEST_P(SqzFileRoundTrip, VerifyFindsNothingAndReportsProgress) {
 INSTANTIATE_TEST_SUITE_P(All, SqzFileRoundTrip, ::testing::ValuesIn(cases()),
                          [](const auto& test) { return test.param.name; });
 
-TEST(SqzFile, TextsFromTheUserSurvive) {
-  TemporaryDirectory dir;
-  testing::TinyIndex index = *testing::write_tiny_index(dir.file("a.sqz"));
-  index.metadata.build = {{"input", "a \"quoted\"\n\\ name \xc3\xa9"}};
-  index.metadata.model.architecture = "é\"\\";
-  index.calibration.source = "questions \"q.txt\"\t";
-  const auto source = SqzFile::open(dir.file("a.sqz"));
-  const ClusterCounts clusters(2, index.options.clusters);
-  auto writer = SqzWriter::create(Env::posix(), dir.file("b.sqz"), false, index.metadata, clusters);
-  ASSERT_TRUE(writer.ok()) << writer.status().message();
-  for (const int64_t l : {0, 1}) ASSERT_TRUE((*writer)->write_layer(l, (*source)->layer(l)).ok());
-  ASSERT_TRUE((*writer)->commit(index.calibration).ok());
-  const auto file = SqzFile::open(dir.file("b.sqz"));
-  ASSERT_TRUE(file.ok()) << file.status().message();
-  EXPECT_EQ((*file)->metadata().build, index.metadata.build);
-  EXPECT_EQ((*file)->metadata().model.architecture, "é\"\\");
-  EXPECT_EQ((*file)->calibration()->source, index.calibration.source);
-}
-
 TEST(SqzFile, MissingFileAndFailedCallsAreErrors) {
   TemporaryDirectory dir;
   const std::string path = dir.file("x.sqz");
@@ -197,18 +178,6 @@ TEST(SqzFile, CopiesBytesOfTensors) {
   std::filesystem::resize_file(path, (*file)->header().data_offset);
   std::vector<std::byte> part(33);
   EXPECT_EQ((*file)->copy((*file)->tensor("layers.1.keys").data(), part).code(), Code::kCorrupt);
-}
-
-TEST(SqzFile, StaysReadableAfterItWasReplaced) {
-  TemporaryDirectory dir;
-  const std::string path = dir.file("x.sqz");
-  ASSERT_TRUE(testing::write_tiny_index(path).ok());
-  const auto old = SqzFile::open(path);
-  ASSERT_TRUE(old.ok());
-  TinyIndexOptions other;
-  other.seed = 2;
-  ASSERT_TRUE(testing::write_tiny_index(path, other).ok());
-  EXPECT_EQ((*old)->verify().message(), "");
 }
 
 }  // namespace

@@ -36,9 +36,10 @@ TEST(SqzPublish, SyncsBeforeItGivesTheNameAndTheDirectoryAfter) {
     const std::vector<std::string> last(calls.end() - std::ssize(ending), calls.end());
     EXPECT_EQ(last, ending);
     calls.resize(calls.size() - ending.size());
-    ASSERT_GE(calls.size(), 2u);
-    EXPECT_EQ(calls.front(), "create");
-    for (size_t i = 1; i < calls.size(); ++i) EXPECT_EQ(calls[i], "write");
+    ASSERT_GE(calls.size(), 3u);
+    EXPECT_EQ(calls[0], "create");
+    EXPECT_EQ(calls[1], "check_room");
+    for (size_t i = 2; i < calls.size(); ++i) EXPECT_EQ(calls[i], "write");
   };
   TemporaryDirectory unnamed, named;
   expect(unnamed, true, {"sync", "link", "close", "sync_directory"});

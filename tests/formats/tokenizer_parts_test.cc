@@ -72,21 +72,6 @@ TEST(Utf8, LossyReplacesMaximalSubparts) {
   EXPECT_EQ(utf8_lossy("\xe1\x80\xe2\xf0\x91\x92\xf1\xbf\x41"), r + r + r + r + "A");
 }
 
-TEST(Regex, MongolianVowelSeparatorIsNoSpaceAndNextLineIs) {
-  EXPECT_THAT(matches("\\s", "a\u180eb\u0085c\u2028"), ElementsAre("\u0085", "\u2028"));
-  EXPECT_THAT(matches("\\S+", "a\u180eb\u0085c"), ElementsAre("a\u180eb", "c"));
-}
-
-TEST(Regex, CaseFoldingReachesLongSAndKelvin) {
-  EXPECT_THAT(matches("(?i:'s|'k)", "'S'\u017f'\u212a'K"),
-              ElementsAre("'S", "'\u017f", "'\u212a", "'K"));
-}
-
-TEST(Regex, EmptyMatchesAdvanceByCharacters) {
-  EXPECT_THAT(matches("b*", "\u00e9b"), ElementsAre("", "b"));
-  EXPECT_THAT(matches("x*", ""), ElementsAre(""));
-}
-
 TEST(Regex, LeavesOutWhatDiffers) {
   EXPECT_EQ(*translate_pattern("a{1,3}[\\-\\p{Lu}]", "test"), "a{1,3}[\\-\\p{Lu}]");
   for (const char* pattern :
@@ -94,13 +79,6 @@ TEST(Regex, LeavesOutWhatDiffers) {
         "a{2}?", "a{2}+", "a{,3}", "\\", "\\p", "[\\S]", "(?", "{", "\\u00e9"}) {
     EXPECT_EQ(translate_pattern(pattern, "test").status().code(), Code::kUnsupported) << pattern;
   }
-}
-
-TEST(Regex, EscapedLiteralMatchesItself) {
-  std::string all;
-  for (char c = 1; c > 0; ++c) all.push_back(c);
-  all += "\u2581\u00e9";
-  EXPECT_THAT(matches(escape_pattern(all), "x" + all + "x"), ElementsAre(all));
 }
 
 // Deep enough to fill the JIT's stack; the interpreter takes over.
@@ -133,36 +111,6 @@ TEST(Normalizer, SortsLongRunsOfMarks) {
   for (int i = 0; i < 100000; ++i) sorted += "\u0316";
   for (int i = 0; i < 100000; ++i) sorted += "\u0315";
   EXPECT_EQ(nfc(text), sorted);
-}
-
-TEST(Normalizer, ComposesOverAsciiOnly) {
-  EXPECT_EQ(nfc("xe\u0301y e\u0301"), "x\u00e9y \u00e9");
-  EXPECT_EQ(nfc("plain"), "plain");
-  EXPECT_EQ(nfc("\uac00\u11a7\u1161\u11a8"), "\uac00\u11a7\u1161\u11a8");
-  EXPECT_EQ(nfc("\uac00\u11a8\u11a7"), "\uac01\u11a7");
-  EXPECT_EQ(nfc(""), "");
-  EXPECT_EQ(nfc(std::string("\0\u0301", 3)), std::string("\0\u0301", 3));
-}
-
-std::string decoded(const char* step, std::vector<std::string> tokens) {
-  const auto json = parse_json(step, "test");
-  std::vector<Decoder> decoders;
-  EXPECT_TRUE(parse_decoder(JsonFields(json->root(), "test"), decoders).ok());
-  for (const Decoder& decode : decoders) decode(tokens);
-  std::string out;
-  for (const std::string& token : tokens) out += token + "|";
-  return out;
-}
-
-TEST(Decoders, BytesThatFormNoTextBecomeOneReplacementEach) {
-  EXPECT_EQ(decoded(R"({"type": "ByteFallback"})", {"<0xE2>", "<0x82>", "<0xAC>", "a", "<0xE2>",
-                                                    "<0x82>", "b", "<0xZZ>", "<0x41>"}),
-            "\u20ac|a|\ufffd|\ufffd|b|<0xZZ>|A|");
-}
-
-TEST(Decoders, ATokenThatIsNotByteLevelIsItself) {
-  EXPECT_EQ(decoded(R"({"type": "ByteLevel"})", {"\u0120a", "b\u2581", "\u00c3", "\u00a9"}),
-            " ab\u2581\u00e9|");
 }
 
 }  // namespace
