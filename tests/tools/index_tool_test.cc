@@ -71,6 +71,7 @@ TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
       {"sqz-index build --capture c.h5 -o .", 2, {"is a folder"}},
       {"sqz-index build --capture c.h5 -o /proc/x.sqz", 1, {"/proc/x.sqz"}},
       {"sqz-index build --capture c.h5 -o c.h5 --force", 2, {"is an input"}},
+      {"sqz-index build --capture c.h5 -o text.h5", 1, {"--force"}},
       // Captures.
       {build + "--capture none.h5", 3, {"none.h5"}},
       {build + "--capture pipe", 2, {"not a regular file"}},
@@ -83,6 +84,7 @@ TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
 #endif
   });
   EXPECT_EQ(files(), before);
+  EXPECT_EQ(read_file(path("text.h5")), "not HDF5");
 }
 
 // Options, some of the result, and some of what the index says. --dry-run knows the size before.
@@ -191,14 +193,6 @@ TEST_F(IndexToolTest, VerifyFindsDamage) {
   EXPECT_EQ(expect({"sqz-index verify x.sqz", 3, {"XXH3-64"}})["code"], "corrupt file");
   write_file(path("x.sqz"), whole.substr(0, whole.size() - 1));
   EXPECT_EQ(expect({"sqz-index info x.sqz", 3})["code"], "corrupt file");
-}
-
-TEST_F(IndexToolTest, AnExistingOutputNeedsForce) {
-  write_file(path("y.sqz"), "precious");
-  expect({"sqz-index build --capture c.h5 -o y.sqz", 1, {"--force"}});
-  EXPECT_EQ(read_file(path("y.sqz")), "precious");
-  build("y.sqz");
-  expect({"sqz-index verify y.sqz"});
 }
 
 TEST_F(IndexToolTest, AFullOrClosedStandardOutputIsAnError) {

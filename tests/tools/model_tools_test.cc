@@ -210,13 +210,6 @@ TEST_F(ModelTools, AContextGrows) {
   EXPECT_EQ(files(), names);
 }
 
-TEST_F(ModelTools, DryRunKnowsTheSize) {
-  const Json plan = build("a.sqz", "a.txt --dry-run");
-  EXPECT_FALSE(fs::exists(path("a.sqz")));
-  EXPECT_EQ(plan["bytes"], build("a.sqz", "a.txt")["bytes"]);
-  EXPECT_EQ(plan["bytes"], fs::file_size(path("a.sqz")));
-}
-
 TEST_F(ModelTools, RefusesTextsThatMakeNoContext) {
   write_file(path("empty.txt"), "");
   write_file(path("bad.txt"), "good until here \xff then not");
@@ -310,24 +303,6 @@ TEST_F(ModelTools, ServesEveryKindOfIndexWithoutASelector) {
     EXPECT_EQ(own["budget"], named["budget"]) << index;
     EXPECT_DOUBLE_EQ(own["budget"]["asked"], budget) << index;
   }
-}
-
-TEST_F(ModelTools, SaysWhyAllOfAShortContextIsRead) {
-  build("a.sqz", "a.txt --tail 300");
-  EXPECT_EQ(expect(ask("--budget 0.1", 0, {}))["dense_fallback"], true);
-  const ToolRun answer = run("sqz-generate", {"-m", kModel, "-i", path("a.sqz"), "-p", "x",
-                                              "--budget", "0.1", "--max-tokens", "1"});
-  EXPECT_THAT(answer.err, HasSubstr("(asked for 10 %; the least is"));
-  EXPECT_THAT(answer.err, HasSubstr("first 16 and last 300"));
-}
-
-TEST_F(ModelTools, AnInterruptedBuildLeavesNothing) {
-  write_file(path("a.txt"), prose(16000));
-  const ToolRun stopped =
-      run("sqz-index", {"build", "-m", kModel, path("a.txt"), "-o", path("a.sqz"), "--progress"},
-          "", {}, [&](pid_t child) { signal_when(child, SIGINT, [&] { return has_spoken(); }); });
-  EXPECT_EQ(stopped.code, 128 + SIGINT) << stopped.err;
-  EXPECT_EQ(files(), "a.txt\n");
 }
 
 }  // namespace

@@ -36,19 +36,6 @@ class Options : public ToolTest {
   }
 };
 
-TEST_F(Options, HelpHasExamplesAndCodes) {
-  for (const std::string tool : kTools) {
-    EXPECT_EQ(run(tool, {"--version"}).out, tool + " " SQZ_VERSION "\n");
-    for (const auto& [command, help] : helps(tool)) {
-      SCOPED_TRACE(tool + " " + command);
-      for (const char* part : {"Example", "Exit codes: 0 ok", "--json"}) {
-        EXPECT_THAT(help, HasSubstr(part));
-      }
-      EXPECT_LT(help.find("Example"), help.find("--json")) << "examples come first";
-    }
-  }
-}
-
 // NaN passes CLI11's own ranges, and 64 bits do not hold each --seed.
 TEST_F(Options, NumbersAreNumbers) {
   const std::regex option("^  (?:-[a-z],)?(--[a-z0-9-]+) (UINT|FLOAT)\\b");
