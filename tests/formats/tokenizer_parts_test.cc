@@ -72,6 +72,11 @@ TEST(Utf8, LossyReplacesMaximalSubparts) {
   EXPECT_EQ(utf8_lossy("\xe1\x80\xe2\xf0\x91\x92\xf1\xbf\x41"), r + r + r + r + "A");
 }
 
+TEST(Regex, EmptyMatchesAdvanceByCharacters) {
+  EXPECT_THAT(matches("b*", "\u00e9b"), ElementsAre("", "b"));
+  EXPECT_THAT(matches("x*", ""), ElementsAre(""));
+}
+
 TEST(Regex, LeavesOutWhatDiffers) {
   EXPECT_EQ(*translate_pattern("a{1,3}[\\-\\p{Lu}]", "test"), "a{1,3}[\\-\\p{Lu}]");
   for (const char* pattern :
@@ -111,6 +116,28 @@ TEST(Normalizer, SortsLongRunsOfMarks) {
   for (int i = 0; i < 100000; ++i) sorted += "\u0316";
   for (int i = 0; i < 100000; ++i) sorted += "\u0315";
   EXPECT_EQ(nfc(text), sorted);
+}
+
+std::string decoded(const char* step, std::vector<std::string> tokens) {
+  const auto json = parse_json(step, "test");
+  std::vector<Decoder> decoders;
+  EXPECT_TRUE(parse_decoder(JsonFields(json->root(), "test"), decoders).ok());
+  for (const Decoder& decode : decoders) decode(tokens);
+  std::string out;
+  for (const std::string& token : tokens) out += token + "|";
+  return out;
+}
+
+TEST(Decoders, BytesThatFormNoTextBecomeOneReplacementEach) {
+  EXPECT_EQ(decoded(R"({"type": "ByteFallback"})", {"<0xE2>", "<0x82>", "<0xAC>", "a", "<0xE2>",
+                                                    "<0x82>", "b", "<0xZZ>", "<0x41>"}),
+            "\u20ac|a|\ufffd|\ufffd|b|<0xZZ>|A|");
+}
+
+TEST(Decoders, ATokenThatIsNotByteLevelIsItself) {
+  EXPECT_EQ(
+      decoded(R"({"type": "ByteLevel"})", {"\u0120a", "b\u2581", "\u00c3", "\u00a9", "\u00c3"}),
+      " ab\u2581\u00e9\ufffd|");
 }
 
 }  // namespace

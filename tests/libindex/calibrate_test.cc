@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "libindex/quantile.h"
 #include "tests/libindex/calibration_data.h"
 #include "tests/libruntime/reference.h"
 
@@ -200,6 +201,19 @@ TEST(Calibrate, HugeLogitsAreAnErrorThatNamesTheHead) {
   const Status status = calibrate(input, 2).status();
   EXPECT_EQ(status.code(), Code::kNumeric);
   EXPECT_NE(status.message().find("layer 2, KV head 1"), std::string::npos) << status.message();
+}
+
+TEST(ScoreSketch, EndsAreBeyondEveryScore) {
+  ScoreSketch sketch, high;
+  for (float score : {0.0f, -1e-9f, -5.0f, -500.0f, -1e6f}) sketch.add(score, 1);
+  EXPECT_GT(sketch.threshold(0), 0.0f);
+  EXPECT_EQ(sketch.threshold(1), kBelowAllScores);
+  EXPECT_EQ(sketch.kept(std::vector{kAboveAllScores, -100.0f, kBelowAllScores}),
+            (std::vector<float>{0, 0.6f, 1}));
+  high.add(-5, 1);
+  std::vector<float> curve(3);
+  high.fill_curve(curve);
+  EXPECT_EQ(curve[2], kBelowAllScores);
 }
 
 TEST(Calibrate, QueriesAreGroupedByKvHead) {

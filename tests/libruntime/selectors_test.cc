@@ -238,6 +238,39 @@ TEST(LayerKeys, SumIsExactForEveryTotalAndScale) {
   }
 }
 
+// Nothing depends on what the workspace held before, either.
+TEST(Score, EmptyClustersAndNumbersThatAreNotFinite) {
+  std::vector<float> centroids(3 * 3, 1);
+  std::fill_n(centroids.begin() + 3, 3, NAN);  // of the second cluster
+  const ClusterRange all = {0, 3};
+  for (const int64_t tokens : {1, 40}) {
+    for (const float query : {0.5f, NAN, INFINITY, 3e38f}) {
+      const std::vector<float> queries(static_cast<size_t>(3 * tokens), query);
+      for (const std::vector<uint32_t>& sizes : {std::vector<uint32_t>{2, 0, 2}, {0, 0, 0}}) {
+        const ScoreProblem problem = {.dtype = DType::kF32,
+                                      .dim = 3,
+                                      .clusters = 3,
+                                      .ranges = {&all, 1},
+                                      .centroids = centroids.data(),
+                                      .sizes = sizes.data(),
+                                      .queries = queries.data(),
+                                      .tokens = tokens,
+                                      .group = 1,
+                                      .scale = 1};
+        std::vector<float> scores(3), workspace(score_workspace(problem), NAN);
+        const Status status = score_clusters(problem, scores, workspace);
+        const bool numeric = query != 0.5f && sizes[0] > 0;
+        ASSERT_EQ(status.code(), numeric ? Code::kNumeric : Code::kOk) << query;
+        const float score = sizes[0] > 0 ? std::log(0.25f) : -INFINITY;
+        if (!numeric) {
+          EXPECT_THAT(scores, ::testing::ElementsAre(::testing::FloatEq(score), -INFINITY,
+                                                     ::testing::FloatEq(score)));
+        }
+      }
+    }
+  }
+}
+
 // A file of as many buckets has 16 MB.
 TEST(Score, ManyBucketsTakeLittleMemoryAThread) {
   const ClassifierView network = {.hidden = 1};
