@@ -166,6 +166,7 @@ class Property {
     ASSERT_TRUE(built.ok()) << built.message();
     const auto file = SqzFile::open(path_, OpenMode::kRead);
     ASSERT_TRUE(file.ok()) << file.status().message();
+    ASSERT_EQ((*file)->verify().message(), "");
     if (const char* folder = std::getenv("SQZ_PROPERTY_KEEP")) keep(folder);
     oracle_.emplace(c_, *file);
     index_.emplace(path_);
@@ -316,6 +317,10 @@ class Property {
       const int64_t seen = own.window - (c_.model.geometry.empty() ? 0 : 1);
       EXPECT_EQ(view.exact, own.chunk > 0 ? c_.tokens % own.chunk : std::min(seen, c_.tokens));
     }
+    const auto& [rows, layers16] = c_.build.compress;
+    const bool coded = rows != RowKind::k16 && view.slots > 0 &&
+                       std::find(layers16.begin(), layers16.end(), layer) == layers16.end();
+    EXPECT_EQ(view.coded_keys.bits > 0, coded);
     const auto possible = static_cast<uint64_t>(oracle_->possible(layer) * own.kv_heads);
     const auto row =
         static_cast<uint64_t>((view.head_dim + view.value_dim) * dtype_size(view.dtype));

@@ -282,5 +282,21 @@ TEST(Score, ManyBucketsTakeLittleMemoryAThread) {
   EXPECT_LT(4 * most_score_workspace(problem), 32 << 20);
 }
 
+TEST(CalibratedThreshold, AtTheEndsOfTheGrid) {
+  constexpr int64_t kLast = Calibration::kGrid - 1;
+  std::vector<float> grid(Calibration::kGrid);
+  for (int64_t i = 1; i < kLast; ++i) grid[i] = -static_cast<float>(i) / 100;
+  grid[0] = 1;  // above every score
+  for (const float lowest : {-3e38f, -INFINITY}) {
+    grid[kLast] = lowest;
+    const auto at = [&](double place) { return calibrated_threshold(grid.data(), place / kLast); };
+    EXPECT_EQ(at(0), 1);
+    EXPECT_EQ(at(0.3), grid[1]);
+    EXPECT_NEAR(at(2.25), -0.0225, 1e-6);
+    EXPECT_EQ(at(kLast - 0.5), grid[kLast - 1]);
+    EXPECT_EQ(at(kLast), lowest);
+  }
+}
+
 }  // namespace
 }  // namespace sqz
