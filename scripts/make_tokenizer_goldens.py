@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fills in tests/golden/tokenizer: the ids that Hugging Face `tokenizers` gives for the adversarial texts of texts.json,
-and for 3,000 texts that are drawn from hostile.json, with the small tokenizers that stand there. A new
-text is a line of texts.json; a new feature of tokenizer.json is a line of variants.json, whose cases this fills in.
+and for 3,000 texts that are drawn from hostile.json, with the small tokenizers that stand there. A new text is a line of
+texts.json; a new feature of tokenizer.json is a line of variants.json, whose cases this fills in.
 
 Needs: pip install tokenizers xxhash
 """

@@ -12,7 +12,7 @@ namespace sqz::cuda {
 
 class BatchServer {
  public:
-  // What a server has room for.
+  // A server takes memory for these.
   struct Room {
     PrefillShape shape;
     Device device;

@@ -41,9 +41,10 @@ class Library:
     def first(self) -> File:
         """The default index, or another of the folder's. ValueError if there is none."""
         if self.default:
-            if not os.path.exists(self.default):
-                raise FileNotFoundError(f"SQZ_INDEX: found no file {self.default}")
-            return version_of(self.default)
+            try:
+                return version_of(self.default)
+            except FileNotFoundError:
+                raise FileNotFoundError(f"SQZ_INDEX: found no file {self.default}") from None
         for name in self.names():
             return self.file(name)
         raise ValueError(f"SQZ_CONTEXTS: found no {SUFFIX} file in {self.folder}, expected at least one")

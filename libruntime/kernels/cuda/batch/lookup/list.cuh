@@ -45,8 +45,9 @@ class BatchList {
     if (own) own_ = p_.own + first_;
     levels_ = layer().levels;
     level_ = layer().level[level];
-    if (k_ < levels_ || k_ == 0)
+    if (k_ < levels_ || k_ == 0) {
       parts_ = levels_ == 0 ? blocks : batch_parts(level_.clusters, blocks);
+    }
     if (parts_ > 0) set_part(at % blocks);
     if (thread_ == 0) shared.tally = shared.means = 0;
   }
