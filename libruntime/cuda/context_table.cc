@@ -17,7 +17,7 @@ Status refuse(const CudaSession& session, const std::string& found, const std::s
                                      expected, ": contexts in device memory are served together")};
 }
 
-// Fewer rows are served sooner when each reads its own. Rows of 8 bits are always read so.
+// Fewer rows are served sooner when each reads its own.
 constexpr int64_t kLeastBatch = 9;
 
 // Most clusters of a level.
@@ -153,10 +153,11 @@ Status DeviceContexts::allocate() {
 }
 
 Status DeviceContexts::create_batch() {
-  const bool fits = gpu_.has_wgmma() && is_kernel_dim(model().head_dim);
-  const bool all_coded = std::find(coded_.begin(), coded_.end(), false) == coded_.end();
+  const bool coded = std::find(coded_.begin(), coded_.end(), true) != coded_.end();
+  const bool fits =
+      is_kernel_dim(model().head_dim) && (!coded || model().head_dim <= kMostCodedDim);
   const int64_t rows = options_.requests * options_.each;
-  if (rows < kLeastBatch || !fits || all_coded) return {};
+  if (rows < kLeastBatch || !gpu_.has_wgmma() || !fits) return {};
   BatchServer::Room room;
   room.shape = prefill_shape(index_->metadata());
   room.device = gpu_;
@@ -164,6 +165,7 @@ Status DeviceContexts::create_batch() {
   room.width = looks_up_ ? lookup_.width : 0;
   room.keys = most_tokens_;
   room.budget = options_.counts;
+  room.coded = coded;
   room.own = true;
   SQZ_ASSIGN_OR_RETURN(batch_, BatchServer::create(room));
   return {};
@@ -258,11 +260,11 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
   rows.lse = call.lse;
   rows.layer = static_cast<int32_t>(call.layer);
   const int64_t heads = model().kv_heads, all = call.tokens * each;
-  const bool coded = coded_[static_cast<size_t>(call.layer)];
   const bool batches =
-      batch_ != nullptr && all >= kLeastBatch && call.dtype == index_->metadata().dtype && !coded;
+      batch_ != nullptr && all >= kLeastBatch && call.dtype == index_->metadata().dtype;
   if (batches) rows.lists = {};
   SQZ_RETURN_IF_ERROR(prepare_context_rows(rows, gpu_, stream));
+  const int32_t bits = coded_[static_cast<size_t>(call.layer)] ? 8 : 0;
   if (batches) {
     AttendParams attend = attend_;
     attend.q = row_q_;
@@ -270,6 +272,7 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
     attend.lse = LseRows(row_lse_);
     attend.requests = static_cast<int32_t>(all);
     attend.own = rows.rows;
+    attend.coded.keys.bits = bits;
     SQZ_RETURN_IF_ERROR(batch_->attend(attend, lookup_, nullptr, stream));
     return merge_context_rows(rows, gpu_, stream);
   }
@@ -282,7 +285,7 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
     attend.q_dtype = call.dtype;
     attend.requests = static_cast<int32_t>(std::min(rows_at_once_, all - first));
     attend.own = rows.rows + first;
-    attend.coded.keys.bits = coded ? 8 : 0;
+    attend.coded.keys.bits = bits;
     if (looks_up_) {
       LookupParams lookup = lookup_;
       lookup.q = attend.q;

@@ -330,19 +330,24 @@ TEST_F(Serving, ContextsInDeviceMemory) {
   }
   const test::DeviceArray<int32_t> on_device(contexts);
   const auto queries = make_queries(first.whole, 0, kRequests, 7, 0.6f);
-  for (const SelectionRequest& selection : {by_budget(0.1), kDense}) {
+  // Queries of the index's type share their reading.
+  for (const auto& [selection, dtype] : {std::pair{by_budget(0.1), DType::kF32},
+                                         {kDense, DType::kF32},
+                                         {by_budget(0.1), options.dtype},
+                                         {kDense, options.dtype}}) {
+    SCOPED_TRACE(dtype_name(dtype));
     const auto a = gpu_session(first.coded, selection), b = gpu_session(second.coded, selection);
     auto table = create_context_table(*a, {.slots = 4, .requests = kRequests});
     ASSERT_TRUE(table.ok()) << table.status().message();
     ASSERT_TRUE((*table)->put(3, b.get()).ok());
-    DeviceCall all(first.coded, 0, single_tokens(kRequests), DType::kF32);
+    DeviceCall all(first.coded, 0, single_tokens(kRequests), dtype);
     all.set_queries(queries);
     ASSERT_TRUE((*table)->attend(all.call, on_device.get(), 1).ok());
     const Output found = all.output();
     const Counters counted = *b->totals(-1);
     Output expected = found;
     for (const bool of_b : {false, true}) {
-      DeviceCall alone(first.coded, 0, single_tokens(kRequests), DType::kF32);
+      DeviceCall alone(first.coded, 0, single_tokens(kRequests), dtype);
       alone.set_queries(queries);
       ASSERT_TRUE((of_b ? b : a)->attend(alone.call).ok());
       const Output output = alone.output();
@@ -356,7 +361,7 @@ TEST_F(Serving, ContextsInDeviceMemory) {
         copy(output.lse, expected.lse);
       }
     }
-    test::expect_close(found, expected, options.head_dim);
+    test::expect_within(test::kRoundedRows, found, expected, options.head_dim);
     EXPECT_EQ(counted.selections, 14u);
     EXPECT_NEAR(static_cast<double>(counted.bytes_read) / 14,
                 static_cast<double>(b->totals(-1)->bytes_read) / 54,

@@ -65,8 +65,9 @@ struct PrefillAttend {
   // With masks, for rows of 8 bits: [lists, mask_stride] the number of each key's row, head * M +
   // slot, or kExactRow and the number of an exact row. Else null.
   const uint32_t* rows = nullptr;
-  // In device memory, [T]: each token's own layer of 16 bits, the same for those of a block, in
-  // place of `keys`. With lists, whose totals say how many exact keys there are.
+  // In device memory, [T]: each token's own layer, the same for those of a block, in place of
+  // `keys`, of which `coded` alone says whether rows are of codes. With lists, whose totals say how
+  // many exact keys there are; without masks they are of all slots.
   const ContextLayer* own = nullptr;
   // The tensor maps of `keys`, which are made if they are not there yet. Null: the call makes its
   // own.

@@ -58,12 +58,18 @@ class BatchList {
   __device__ bool is_whole() const { return levels_ == 0 && k_ == 0 && part_ < parts_; }
   // Lists the keys of a layer that is read whole.
   __device__ void list_all() const {
-    const auto all = own_->lookup.exact + static_cast<uint32_t>(own_->keys.slots);
+    const AttendLayer& keys = own_->keys;
+    const uint32_t exact = own_->lookup.exact;
+    const auto all = call_.masks == nullptr ? 0 : exact + static_cast<uint32_t>(keys.slots);
     const uint32_t first = part_ * kBatchThreads + thread_;
-    for (uint32_t key = first; call_.masks != nullptr && key < all; key += parts_ * kBatchThreads) {
-      call_.masks[list_ * call_.mask_stride + key] = all_;
+    for (uint32_t key = first; key < all; key += parts_ * kBatchThreads) {
+      set_key(key, all_, key < exact ? exact_row(key) : slot_row(key - exact));
     }
-    if (part_ == 0 && thread_ == 0) list_whole(*own_, call_.runs, list_, head_, requests_);
+    if (part_ != 0 || thread_ != 0) return;
+    list_whole(*own_, call_.runs, list_, head_, requests_);
+    if (keys.coded.keys.bits > 0) {
+      atomicAdd(&keys.counters[2], 2ull * requests_ * keys.coded.count);
+    }
   }
 
   // The layer of the list's requests.
@@ -161,6 +167,19 @@ class BatchList {
     return call_.words + (plane * int64_t{call_.lists()} + list_) * p_.width;
   }
 
+  // The list's word of a key, and its row of 8 bits if there is such a list.
+  __device__ void set_key(uint32_t key, uint32_t word, uint32_t row) const {
+    call_.masks[list_ * call_.mask_stride + key] = word;
+    if (call_.rows != nullptr) call_.rows[list_ * call_.mask_stride + key] = row;
+  }
+  __device__ uint32_t exact_row(uint32_t key) const {
+    const AttendLayer& keys = this->keys();
+    return kExactRow | static_cast<uint32_t>(head_ * keys.exact + keys.exact_skipped + key);
+  }
+  __device__ uint32_t slot_row(uint32_t slot) const {
+    return static_cast<uint32_t>(head_) * layer().slots + slot;
+  }
+
   // to[first, + length) = word, of every lane one after the other; rows[first, + length) = row and
   // so on, if there is such a list.
   __device__ void write_words(uint32_t* to, uint32_t first, uint32_t length, uint32_t word,
@@ -238,7 +257,7 @@ class BatchList {
     uint32_t* rows = call_.rows == nullptr ? nullptr : call_.rows + list_ * call_.mask_stride;
     const uint32_t exact = layer().exact;
     uint32_t* chosen = rows == nullptr ? nullptr : rows + exact;
-    const uint32_t first_row = static_cast<uint32_t>(head_) * layer().slots;
+    const uint32_t first_row = slot_row(0);
     for_each([&](const Cluster& cluster, Sums part) {
       if (part.a != 0) {
         call_.runs.first[runs + at.a] = cluster.first;
@@ -252,10 +271,8 @@ class BatchList {
     if (counts) post(1);
     if (coded) post(2, shared_.means);
     if (part_ == 0) {
-      const auto of_head = static_cast<uint32_t>(head_ * keys().exact + keys().exact_skipped);
       for (uint32_t key = thread_; key < exact; key += kBatchThreads) {
-        masks[key] = all_;
-        if (rows != nullptr) rows[key] = kExactRow | (of_head + key);
+        set_key(key, all_, exact_row(key));
       }
       if (counts && thread_ == 0 && head_ == 0) {
         atomicAdd(&layer().counters[0],

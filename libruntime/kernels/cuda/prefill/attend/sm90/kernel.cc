@@ -79,7 +79,9 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
                    " tokens, expected at most 32 of ", kRows, " query rows")};
   }
   const bool coded = call.keys.coded.present();
-  if (coded && call.selected.totals != nullptr && (call.rows == nullptr || call.masks == nullptr)) {
+  const bool whole =
+      call.selected.totals == nullptr || (call.own != nullptr && call.masks == nullptr);
+  if (coded && !whole && (call.rows == nullptr || call.masks == nullptr)) {
     return {Code::kInvalidArgument, "prefill_attend: rows of 8 bits without rows or masks"};
   }
   if (coded && call.shape.dim > kMostCodedDim) return no_such_dim(call.shape.dim);

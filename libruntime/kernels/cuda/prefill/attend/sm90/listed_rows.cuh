@@ -8,6 +8,7 @@
 #include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
 #include "libruntime/kernels/cuda/prefill/common/ring.cuh"
+#include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill/common/segments.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
@@ -35,12 +36,13 @@ class RowFetcher {
   __device__ RowFetcher(SharedStorage<Config>& shared, const PrefillAttendParams& params,
                         const WorkItem& item, bool values, int first, int end)
       : shared_(shared),
-        params_(params),
         item_(item),
         values_(values),
         first_(first),
         end_(end),
         lane_(static_cast<int>(threadIdx.x & 31)) {
+    const ContextLayer* own = own_layer(params, item.block);
+    own == nullptr ? take(params.keys, params.exact) : take(own->keys, own->lookup.exact);
     if (params.masks == nullptr) return;
     const int64_t list = item.block * params.shape.kv_heads + item.kv_head;
     rows_ = params.rows + list * params.mask_stride;
@@ -104,6 +106,21 @@ class RowFetcher {
   }
 
  private:
+  // What the loops read of a layer's keys: exact, of which so many are attended, and rows of codes.
+  template <class Keys>
+  __device__ void take(const Keys& keys, uint32_t exact) {
+    const CodedRows& rows = values_ ? keys.coded.values : keys.coded.keys;
+    codes_ = reinterpret_cast<const char*>(rows.codes);
+    scales_ = static_cast<const uint16_t*>(rows.scales);
+    clusters_ = keys.coded.clusters;
+    means_ = static_cast<const char*>(values_ ? keys.coded.mean_values : keys.coded.mean_keys);
+    exact_rows_ = static_cast<const char*>(values_ ? keys.exact_values : keys.exact_keys);
+    first_mean_ = item_.kv_head * keys.coded.count;
+    exact_ = static_cast<int32_t>(exact);
+    first_exact_ =
+        kExactRow | static_cast<uint32_t>(item_.kv_head * keys.exact + keys.exact_skipped);
+    first_slot_ = static_cast<uint32_t>(item_.kv_head * keys.slots);
+  }
   __device__ void find(int32_t key, Own& to) const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) to[i] = place_of(key + 32 * i + lane_);
@@ -111,24 +128,15 @@ class RowFetcher {
   __device__ uint32_t place_of(int32_t key) const {
     if (key >= item_.end) return kNone;
     if (rows_ != nullptr) return rows_[key];
-    const AttendLayer& keys = params_.keys;
-    if (key < params_.exact) {
-      return kExactRow |
-             static_cast<uint32_t>(item_.kv_head * keys.exact + keys.exact_skipped + key);
-    }
-    return static_cast<uint32_t>(item_.kv_head) * keys.slots + (key - params_.exact);
-  }
-  __device__ const CodedRows& coded_rows() const {
-    return values_ ? params_.keys.coded.values : params_.keys.coded.keys;
+    return key < exact_ ? first_exact_ + key : first_slot_ + (key - exact_);
   }
   __device__ void find_clusters(const Own& places, Own& clusters, Own& scales) const {
-    const auto* all = static_cast<const uint16_t*>(coded_rows().scales);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       scales[i] = kNotCoded;
       if ((places[i] & kExactRow) != 0) continue;
-      scales[i] = __ldg(all + places[i]);
-      clusters[i] = __ldg(params_.keys.coded.clusters + places[i]);
+      scales[i] = __ldg(scales_ + places[i]);
+      clusters[i] = __ldg(clusters_ + places[i]);
     }
   }
 
@@ -148,7 +156,6 @@ class RowFetcher {
 
   // Starts the copies of a tile's codes.
   __device__ void copy_codes(int stage, const Own& places, const Own& scales) const {
-    const auto* codes = reinterpret_cast<const char*>(coded_rows().codes);
     const int piece = lane_ & 3;  // 16 codes
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) scales_of(stage)[32 * i + lane_] = scales[i];
@@ -167,7 +174,7 @@ class RowFetcher {
           const bool is = (place[j] & kExactRow) == 0 && at < kDim / 16;
           uint8_t* to = codes_at(stage, chunk, 32 * i + 8 * j + lane_ / 4) + 16 * piece;
           ptx::cp_async_16(ptx::shared_address(to),
-                           codes + (is ? int64_t{place[j]} * kDim + 16 * at : 0), is ? 16 : 0);
+                           codes_ + (is ? int64_t{place[j]} * kDim + 16 * at : 0), is ? 16 : 0);
         }
       }
     }
@@ -175,10 +182,6 @@ class RowFetcher {
 
   // Starts the copies of the means of rows of codes, and of exact rows, to where the rows belong.
   __device__ void copy_rows(int stage, const Own& places, const Own& clusters) const {
-    const AttendLayer& keys = params_.keys;
-    const CodedSource& coded = keys.coded;
-    const auto* means = static_cast<const char*>(values_ ? coded.mean_values : coded.mean_keys);
-    const auto* exact = static_cast<const char*>(values_ ? keys.exact_values : keys.exact_keys);
     constexpr int kOnce = 4;
     const int piece = lane_ & 7;  // 8 numbers
     Own from;                     // in units of a row
@@ -186,7 +189,7 @@ class RowFetcher {
     for (int i = 0; i < kOwn; ++i) {
       from[i] = places[i];
       if ((places[i] & kExactRow) == 0) {
-        from[i] = item_.kv_head * coded.count + (clusters[i] & ~kFirstSlot);
+        from[i] = first_mean_ + (clusters[i] & ~kFirstSlot);
       }
     }
 #pragma unroll 1
@@ -204,7 +207,7 @@ class RowFetcher {
 #pragma unroll
           for (int n = 0; n < kOnce; ++n) {
             const bool is = place[n] != kNone && at < kDim / 8;
-            const char* base = (place[n] & kExactRow) != 0 ? exact : means;
+            const char* base = (place[n] & kExactRow) != 0 ? exact_rows_ : means_;
             const int64_t offset = int64_t{place[n] & ~kExactRow} * (2 * kDim);
             uint8_t* to = row_at(stage, chunk, 32 * i + 4 * (j + n) + lane_ / 8, piece);
             ptx::cp_async_16(ptx::shared_address(to), base + (is ? offset + 16 * at : 0),
@@ -248,11 +251,15 @@ class RowFetcher {
   }
 
   SharedStorage<Config>& shared_;
-  const PrefillAttendParams& params_;
   const WorkItem& item_;
   const bool values_;
   const int first_, end_, lane_;
   const uint32_t *rows_ = nullptr, *masks_ = nullptr;
+  const char *codes_, *means_, *exact_rows_;
+  const uint16_t* scales_;
+  const uint32_t* clusters_;
+  uint32_t first_mean_, first_exact_, first_slot_;  // row numbers of the head's first
+  int32_t exact_;
 };
 
 }  // namespace sqz::cuda::prefill
