@@ -2,13 +2,16 @@
 """sqz at the size people run: a model of Llama-3.1-8B's shape, 128,000 tokens of context, one GPU. Not part of ctest.
 
   tests/gpu/real_size.py --work /dev/shm/sqz-real [--bin build/cuda/tools]
+  tests/gpu/real_size.py --work /dev/shm/sqz-qwen --shape qwen3.6 --random --requests 1 16 64 --caches dynamic
 
 Makes the model (random weights, bfloat16, 16 GB) and its index (17 GB) in --work, where they stay for the next run, and
-prints a table:
+prints a table. --shape qwen3.6 is Qwen3.6-35B-A3B with 32 of its 256 experts (12 GB). With --random the model is not
+saved and the index not built: it has random keys in rows of 8 bits. The rows are:
   build         seconds and file size of sqz.build; with --bin those of sqz-index, and GPU memory, beside what --dry-run
                 foretold
-  transformers  first token and milliseconds a token of generate(): with FixedContext, and with the context in
-                transformers' own cache, by a dynamic and by a static cache, which transformers compiles to CUDA graphs
+  transformers  first token, milliseconds a token and tokens a second of generate(): with FixedContext, --requests at a
+                time, and, one at a time, with the context in transformers' own cache (it cannot repeat that of a model
+                with a state); by a dynamic and by a static cache, which transformers compiles to CUDA graphs
   vllm          where vLLM is installed: one question, 64 requests and 1,000 questions (tests/bench/vllm_speed.py)
 --steps chooses. Wants torch, transformers, the module sqz with its CUDA library, and for --bin an sqz-index with LibTorch.
 """
@@ -27,15 +30,19 @@ import time
 import numpy
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 import sqz
 import sqz.transformers
+import vllm_speed
 
-SPEED = pathlib.Path(__file__).resolve().parents[1] / "bench" / "vllm_speed.py"
-SHAPE = {"vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 500000.0,
-         "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "tie_word_embeddings": False}
+SHAPES = {"8b": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256,
+                 "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+                 "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 500000.0, "bos_token_id": 1,
+                 "pad_token_id": 0, "tie_word_embeddings": False},
+          "qwen3.6": {"model_type": "qwen3_5_moe_text", "architectures": ["Qwen3_5MoeForCausalLM"],
+                      "num_hidden_layers": 40, "num_experts": 32}}
 rows = []
 
 
@@ -44,13 +51,10 @@ def row(name, value):
     print(f"{name}: {value}", flush=True)
 
 
-def make_model(args, folder):
+def make_model(config):
     torch.manual_seed(1)
-    config = LlamaConfig(**{**SHAPE, "num_hidden_layers": args.layers}, max_position_embeddings=args.tokens + 4096,
-                         dtype=torch.bfloat16)
     with torch.device("cuda"):
-        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder, max_shard_size="4GB")
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
 
 def free_memory():
@@ -66,7 +70,7 @@ def used_memory():
 
 def build(args, folder, ids, index):
     if args.bin is None:
-        model = load(folder)
+        model = load(args, folder)
         begun = time.perf_counter()
         made = sqz.build(model, None, ids, index, rows=args.rows)
         row("sqz.build: s, GB of the file", f"{time.perf_counter() - begun:.1f}, {made.bytes / 1e9:.2f}")
@@ -91,9 +95,12 @@ def build(args, folder, ids, index):
     row("build: GB of the file, foretold", f"{index.stat().st_size / 1e9:.2f}, {plan['bytes'] / 1e9:.2f}")
 
 
-def load(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, device_map="cuda",
-                                                attn_implementation="sdpa").eval()
+def load(args, folder):
+    if args.random:
+        model = make_model(AutoConfig.from_pretrained(folder))
+        vars(model)["state_dict"] = dict  # the index knows no weights
+        return model
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to("cuda").eval()
 
 
 class Clock(transformers.StoppingCriteria):
@@ -128,28 +135,31 @@ def with_own_cache(args, model, context, question, cache):
     torch.cuda.synchronize()
     row(f"transformers, {name}: s of the context's prefill", f"{time.perf_counter() - begun:.1f}")
     first, token = answer(args, model, torch.cat([context, question], 1), cache)
-    row(f"transformers, {name}: first token, ms a token", f"{first:.1f}, {token:.2f}")
+    row(f"transformers, {name}: first token, ms a token, tokens/s", f"{first:.1f}, {token:.2f}, {1e3 / token:.0f}")
 
 
 def with_transformers(args, folder, ids, index):
-    model, context = load(folder), ids.cuda()
-    question = torch.randint(3, 128000, (1, args.question), device="cuda")
+    model, context = load(args, folder), ids.cuda()
+    questions = torch.randint(3, 128000, (max(args.requests), args.question), device="cuda")
     opened, begun = sqz.Index(index), time.perf_counter()
     with sqz.transformers.FixedContext(model, opened, selector="dense"):
         torch.cuda.synchronize()
         row("FixedContext: s of the upload", f"{time.perf_counter() - begun:.1f}")
-    for kind, options in (("dynamic", {}), ("static", {"cache_implementation": "static"})):
+    for kind in args.caches:
+        options = {"cache_implementation": kind} if kind == "static" else {}
         for name, session in (("dense", {"selector": "dense"}), (f"budget {args.budget}", {"budget": args.budget})):
-            with sqz.transformers.FixedContext(model, opened, **session) as fixed:
-                first, token = answer(args, model, question, **options)
-                row(f"FixedContext, {name}, {kind} cache: first token, ms a token, read",
-                    f"{first:.1f}, {token:.2f}, {fixed.stats().delivered_budget:.3f}")
+            for requests in args.requests:
+                with sqz.transformers.FixedContext(model, opened, **session) as fixed:
+                    first, token = answer(args, model, questions[:requests], **options)
+                    row(f"FixedContext, {name}, {kind} cache, {requests} requests: first token, ms a token, tokens/s, "
+                        "read", f"{first:.1f}, {token:.2f}, {1e3 * requests / token:.0f}, "
+                        f"{fixed.stats().delivered_budget:.3f}")
     opened.close()
-    if not args.skip_own:
-        with_own_cache(args, model, context, question, transformers.DynamicCache(config=model.config))
+    for kind in [] if args.skip_own else args.caches:
         free_memory()
-        with_own_cache(args, model, context, question, transformers.StaticCache(
-            config=model.config, max_cache_len=args.tokens + args.question + args.answer))
+        with_own_cache(args, model, context, questions[:1], transformers.DynamicCache(config=model.config)
+                       if kind == "dynamic" else transformers.StaticCache(
+                           config=model.config, max_cache_len=args.tokens + args.question + args.answer))
 
 
 def with_vllm(args, folder, index):
@@ -159,9 +169,10 @@ def with_vllm(args, folder, index):
     engines = ["dense", "sparse"] + ([] if args.skip_own else ["prompt"])
     for requests, tokens in ((1, 1), (1, args.answer), (64, args.answer), (args.questions, 32)):
         with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as out:
-            subprocess.run([sys.executable, SPEED, folder, index, "--requests", str(requests), "--answer", str(tokens),
-                            "--question", str(args.question), "--budget", str(args.budget), "--repeat", "1",
-                            "--memory", str(args.memory), "--engines", *engines, "-o", out.name], check=True)
+            subprocess.run([sys.executable, vllm_speed.__file__, folder, index, "--requests", str(requests),
+                            "--answer", str(tokens), "--question", str(args.question), "--budget", str(args.budget),
+                            "--repeat", "1", "--memory", str(args.memory), "--engines", *engines, "-o", out.name,
+                            "--load-format", "dummy" if args.random else "auto"], check=True)
             for line in out.read().splitlines():
                 found = json.loads(line)
                 speed = found["speeds"][str(requests)]
@@ -172,14 +183,18 @@ def with_vllm(args, folder, index):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--bin", type=pathlib.Path, help="folder of the built tools: build with sqz-index")
-    parser.add_argument("--work", type=pathlib.Path, required=True, help="33 GB")
+    parser.add_argument("--work", type=pathlib.Path, required=True, help="33 GB; a folder for each shape")
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--random", action="store_true", help="random keys, a model that is not saved")
     parser.add_argument("--steps", default="transformers,vllm", help="and build, to build an index that is there again")
     parser.add_argument("--tokens", type=int, default=128000, help="of the context")
-    parser.add_argument("--layers", type=int, default=32, help="fewer for a trial")
+    parser.add_argument("--layers", type=int, help="fewer for a trial")
     parser.add_argument("--rows", default="bf16", help="of the index: bf16 or q8")
     parser.add_argument("--budget", type=float, default=0.125)
     parser.add_argument("--question", type=int, default=32, help="tokens of a question")
     parser.add_argument("--answer", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--requests", type=int, nargs="+", default=[1], help="at a time, transformers")
+    parser.add_argument("--caches", nargs="+", choices=["dynamic", "static"], default=["dynamic", "static"])
     parser.add_argument("--questions", type=int, default=1000)
     parser.add_argument("--memory", type=float, default=0.72, help="part of the GPU's memory that vLLM takes")
     parser.add_argument("--skip-own", action="store_true", help="without transformers and vLLM over the whole context")
@@ -189,12 +204,21 @@ def main():
           f"{sqz.__version__}", flush=True)
     folder, index = args.work / "model", args.work / "index.sqz"
     if not (folder / "config.json").exists():
-        make_model(args, folder)
+        shape = SHAPES[args.shape] | ({"num_hidden_layers": args.layers} if args.layers else {})
+        config = AutoConfig.for_model(**shape, eos_token_id=None, dtype=torch.bfloat16,
+                                      max_position_embeddings=args.tokens + 4096)
+        if args.random:
+            config.save_pretrained(folder)
+        else:
+            make_model(config).save_pretrained(folder, max_shard_size="4GB")
         free_memory()
     ids = torch.randint(3, 128000, (1, args.tokens), generator=torch.Generator().manual_seed(1))
     if "build" in args.steps or not index.exists():
         index.unlink(missing_ok=True)
-        build(args, folder, ids, index)
+        if args.random:
+            vllm_speed.make_random(folder, index, args.tokens)
+        else:
+            build(args, folder, ids, index)
         free_memory()
     if "transformers" in args.steps:
         with_transformers(args, folder, ids, index)
