@@ -8,6 +8,8 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
+import sqz
+
 QUESTIONS, TOKENS, ANSWER = 10, 12, 24
 # Tokens of a context, and those of a window or chunk: what is asked leaves the short one, and crosses the long one.
 CONTEXTS = {200: 24, 130: 160}
@@ -121,6 +123,18 @@ def ask(model, ids, **options):
     """The tokens that follow each row of ids, a list each."""
     options = {"max_new_tokens": ANSWER, "do_sample": False, "attention_mask": torch.ones_like(ids), **options}
     return model.generate(ids, **options)[:, ids.shape[1]:].tolist()
+
+
+def ask_padded(model, ids):
+    """ask() with padding on the left of each row."""
+    pad = torch.nn.functional.pad
+    return ask(model, pad(ids, (5, 0)), attention_mask=pad(torch.ones_like(ids), (5, 0)))
+
+
+def with_state(made):
+    """Whether the index of a build has a layer with a state, which refuses padding."""
+    with sqz.Index(made.path) as index:
+        return any(index.state(layer) for layer in range(index.info.layers))
 
 
 def cache_of(model, context, copies):

@@ -21,6 +21,7 @@ def test_dense_is_the_whole_context(name, tokens, tmp_path):
     expected, logits = a.whole_answers(model, context, questions)
     with sqz.transformers.FixedContext(model, index, selector="dense", threads=1) as fixed:
         assert a.count_equal(a.ask(model, questions), expected, logits) == a.QUESTIONS
+        assert a.with_state(index) or a.count_equal(a.ask_padded(model, questions[:2]), expected[:2], logits) == 2
         assert fixed.stats().delivered_budget == 1
     assert a.ask(model, questions[:2]) != expected[:2]  # the context matters
 

@@ -126,6 +126,7 @@ class Serving:
         part, part_lse = own[plan.index], own_lse[plan.index]
         self._add_pieces(plan, rows[plan.index], part, part_lse, layer)
         own.zero_().index_copy_(0, plan.index, part)  # padding attends to nothing: no NaN of it may go on
+        own_lse.index_copy_(0, plan.index, part_lse)
 
     def _add_pieces(self, plan: Rows, rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int) -> None:
         for piece in plan.pieces:
