@@ -38,10 +38,9 @@ __device__ __forceinline__ uint32_t decode_pair(uint32_t numbers, uint32_t scale
               reinterpret_cast<const Pair&>(means));
   return reinterpret_cast<const uint32_t&>(pair);
 }
-// Eight of them.
+// Eight of them. `scales`: the scale twice.
 template <class Element>
-__device__ __forceinline__ uint4 decode_8(uint2 bytes, uint16_t scale, uint4 means) {
-  const uint32_t scales = scale | uint32_t{scale} << 16;
+__device__ __forceinline__ uint4 decode_8(uint2 bytes, uint32_t scales, uint4 means) {
   const auto two = [&](auto half, uint32_t word, uint32_t means_of) {
     constexpr int kHalf = decltype(half)::value;
     const uint32_t numbers =

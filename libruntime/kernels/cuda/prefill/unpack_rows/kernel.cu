@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
       const int64_t row = first + slots_of[i / chunks], at = row * chunks + chunk;
       const uint2 codes = all_codes[at];
       const uint4 means = all_means[int64_t{rows_of_means[i / chunks]} * chunks + chunk];
-      out[at] = decode_8<Element>(codes, scales[row], means);
+      out[at] = decode_8<Element>(codes, scales[row] * 0x10001u, means);
     }
   }
 }

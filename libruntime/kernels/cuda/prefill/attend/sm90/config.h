@@ -7,10 +7,9 @@
 
 namespace sqz::cuda::prefill {
 
-inline constexpr int kRows = 128;         // query rows of a tile, 64 a consumer warpgroup
-inline constexpr int kConsumerWarps = 8;  // two warpgroups
-inline constexpr int kThreads = 128 + 32 * kConsumerWarps;  // a producer warpgroup in front
-inline constexpr int kSharedLimit = 232448;                 // of a block, compute capability 9.0
+inline constexpr int kRows = 128;            // query rows of a tile, 64 a consumer warpgroup
+inline constexpr int kConsumerWarps = 8;     // two warpgroups
+inline constexpr int kSharedLimit = 232448;  // of a block, compute capability 9.0
 
 // One tile of query rows over some of its list: tiles of keys that begin at begin, begin + step, …
 // before `end`.
@@ -28,7 +27,7 @@ struct WorkCounts {
   uint32_t unused;
 };
 
-// kCodedArg: rows of 8 bits.
+// kCodedArg: rows of 8 bits, which producer warps decode: there are twice as many.
 template <int kDimArg, int kKeysArg, bool kCodedArg = false>
 struct Config {
   static constexpr bool kCoded = kCodedArg;
@@ -39,25 +38,38 @@ struct Config {
   static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
   static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;
   static constexpr int kTileBytes = kKeys * kChunks * kRowBytes;
-  // Codes have a byte a number, and a word for each key and producer.
-  static constexpr int kCodeBytes = kCoded ? kTileBytes / 2 : 0;
-  static constexpr int kStageBytes = 2 * (kTileBytes + kCodeBytes) + (kCoded ? 16 * kKeys : 0);
-  static constexpr int kFit = (kSharedLimit - 2048 - kQueryBytes) / kStageBytes;
+  static constexpr int kParts = kCoded ? 2 : 1;      // of a tile's rows, a producer each
+  static constexpr int kProducerWarps = 4 * kParts;  // in front of the consumers
+  static constexpr int kThreads = 32 * (kProducerWarps + kConsumerWarps);
+  // Codes have a byte a number, and a source for each row and producer.
+  static constexpr int kCodeStages = kCoded ? 4 : 0;
+  static constexpr int kCodeBytes = kTileBytes / 2;
+  static constexpr int kAllCodeBytes = kCodeStages * (2 * kCodeBytes + 4 * kKeys * 16);
+  static constexpr int kFit =
+      (kSharedLimit - 2048 - kQueryBytes - kAllCodeBytes) / (2 * kTileBytes);
   static constexpr int kMost = kKeys > 64 ? 4 : 6;
   static constexpr int kStages = kFit < kMost ? kFit : kMost;
   // Registers of a thread. Fetching many short runs wants more than 24.
-  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : kCoded ? 208 : 224;
-  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : kCoded ? 88 : 56;
+  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : kCoded ? 160 : 224;
+  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : kCoded ? 96 : 56;
   static_assert(kKeys % 16 == 0 && kStages >= 2);
 };
 
-// Rows of 8 bits on their way, of each stage.
+// What a row of a tile is made of: 16-bit numbers in device memory (null: zeros), to which codes
+// times a scale are added.
+struct alignas(16) RowSource {
+  const char* numbers;
+  uint32_t scales;  // the scale twice; zeros for an exact row, whatever its codes
+};
+
+// Rows of 8 bits on their way.
 template <class Config, bool kCoded>
 struct CodeStorage {};
 template <class Config>
 struct CodeStorage<Config, true> {
-  alignas(16) uint8_t codes[2][Config::kStages][Config::kCodeBytes];  // keys, values: [chunk][key]
-  uint32_t scales[4][Config::kStages][Config::kKeys];  // of a producer: of a row, or kNotCoded
+  // Keys, values: [chunk][key].
+  alignas(16) uint8_t codes[2][Config::kCodeStages][Config::kCodeBytes];
+  RowSource rows[Config::kProducerWarps][Config::kCodeStages][Config::kKeys / Config::kParts];
 };
 
 template <class Config>

@@ -1,10 +1,10 @@
 // Attention of tiles of query rows over lists of runs, for Hopper.
 //
 // A persistent block an SM: one warp takes items from the list of work and fetches queries, it and
-// three others fetch keys and values, a warp half a row; two consumer warpgroups hold 64 query rows
-// each. While one of them computes its softmax the other multiplies (they take turns by named
-// barriers), and within a warpgroup the product of a tile's queries and keys runs beside that of
-// the weights and values before it.
+// others fetch keys and values, a warp half a row; two consumer warpgroups hold 64 query rows each.
+// While one of them computes its softmax the other multiplies (they take turns by named barriers),
+// and within a warpgroup the product of a tile's queries and keys runs beside that of the weights
+// and values before it.
 //
 // A small-M call has tiles of at most 64 query rows. Both consumer warpgroups hold the same ones
 // then, take tiles of keys in turn and join their states. Keys may have masks: which of the
@@ -147,7 +147,7 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
           params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
     }
     if constexpr (Config::kCoded) {
-      RowFetcher<T, Config>(shared, params, item, false, 0, Config::kFirstChunks).run(ring);
+      RowFetcher<T, Config>(shared, params, item, 0).run(ring);
     } else {
       fetch_rows<Config>(params, item, maps_of(params, maps, item), false, 0, Config::kFirstChunks,
                          shared.keys, shared.keys_full, shared.keys_empty, ring, masks,
@@ -162,9 +162,9 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
 template <class T, class Config, bool kMasked>
 __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendParams& params,
                              const AttendMaps& maps, int warp) {
-  const bool values = warp != 2;
-  const int first = warp == 1 ? 0 : Config::kFirstChunks;
-  const int end = warp == 1 ? Config::kFirstChunks : Config::kChunks;
+  const bool values = takes_values(warp);
+  const int first = warp % 4 < 2 ? 0 : Config::kFirstChunks;
+  const int end = warp % 4 < 2 ? Config::kFirstChunks : Config::kChunks;
   ItemReader<SharedStorage<Config>> items(shared);
   RingPosition<Config::kStages> ring;
   WorkItem item;
@@ -176,7 +176,7 @@ __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendP
     uint64_t* full = values ? shared.values_full : shared.keys_full;
     uint64_t* empty = values ? shared.values_empty : shared.keys_empty;
     if constexpr (Config::kCoded) {
-      RowFetcher<T, Config>(shared, params, item, values, first, end).run(ring);
+      RowFetcher<T, Config>(shared, params, item, warp).run(ring);
     } else {
       fetch_rows<Config>(params, item, maps_of(params, maps, item), values, first, end, tiles, full,
                          empty, ring);
@@ -416,7 +416,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
 }
 
 template <class T, class Config, bool kSmallM, bool kMasked>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Config::kThreads, 1)
     attend_kernel(const __grid_constant__ PrefillAttendParams params,
                   const __grid_constant__ AttendMaps maps) {
   extern __shared__ __align__(1024) uint8_t bytes[];
@@ -424,7 +424,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(&shared.item_full[i], 1);
-      ptx::mbarrier_init(&shared.item_empty[i], ptx::kWarpArrivals * (3 + kConsumerWarps));
+      ptx::mbarrier_init(&shared.item_empty[i],
+                         ptx::kWarpArrivals * (Config::kProducerWarps - 1 + kConsumerWarps));
     }
     ptx::mbarrier_init(&shared.queries_full, 1);
     constexpr uint32_t kConsumers = ptx::kWarpArrivals * kConsumerWarps;
@@ -440,8 +441,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   begin_dependent();
   __syncthreads();
-  const int warpgroup = threadIdx.x / 128;
-  if (warpgroup == 0) {
+  constexpr int kProducers = 32 * Config::kProducerWarps;
+  if (threadIdx.x < kProducers) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x < 32) {
       fetch_queries_and_keys<T, Config, kMasked>(shared, params, maps);
@@ -450,7 +451,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    consume<T, Config, kSmallM, kMasked>(shared, params, warpgroup - 1);
+    consume<T, Config, kSmallM, kMasked>(shared, params, (threadIdx.x - kProducers) / 128);
   }
 }
 
@@ -462,7 +463,7 @@ Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, 
   static_assert(kShared <= kSharedLimit);
   auto* kernel = attend_kernel<T, Layout, kSmallM, kMasked>;
   const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
-  return launch_dependent(kernel, grid, kThreads, kShared, stream, params, maps);
+  return launch_dependent(kernel, grid, Layout::kThreads, kShared, stream, params, maps);
 }
 
 template <class T, int kDim>

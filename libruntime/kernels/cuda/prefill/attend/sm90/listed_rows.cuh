@@ -1,8 +1,6 @@
 // Fetches rows of 8 bits, which become 16 bits on their way. The copy engine cannot do that: lanes
-// copy 16 bytes each.
+// copy codes, 16 bytes each, and decode them some tiles later.
 #pragma once
-
-#include <algorithm>
 
 #include "libruntime/kernels/cuda/common/rows8.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
@@ -13,34 +11,42 @@
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/fence_proxy_async.cuh"
+#include "libruntime/kernels/cuda/ptx/prefetch.cuh"
 
 namespace sqz::cuda::prefill {
 
-// Arrivals of the warps that copy a tile of keys or values, at its barrier; and one for its masks.
-template <class Config>
-constexpr uint32_t copy_arrivals() {
-  return 1 + ptx::kWarpArrivals * (Config::kFirstChunks < Config::kChunks ? 2 : 1);
+// A producer warp's part of a tile: of keys or of values, the first half of the chunks or the rest.
+__device__ constexpr bool takes_values(int warp) {
+  return warp % 2 == 1;
 }
 
-// A warp's chunks [first, end) of the keys of an item, or of its values.
+// Arrivals of the warps that write a tile of keys or values, at its barrier; and one for its masks.
+template <class Config>
+constexpr uint32_t copy_arrivals() {
+  return 1 + ptx::kWarpArrivals * Config::kParts * (Config::kFirstChunks < Config::kChunks ? 2 : 1);
+}
+
+// A producer warp's part of the keys of an item, or of its values.
 template <class T, class Config>
 class RowFetcher {
   using Element = ElementOf<T>;
-  static constexpr int kKeys = Config::kKeys, kOwn = kKeys / 32, kDim = Config::kDim;
-  static_assert(Config::kCoded);
-  static constexpr uint32_t kNone = ~0u;      // in place of a place: past the last key, zeros
-  static constexpr uint32_t kNotCoded = ~0u;  // in place of a scale: a row of 16 bits
-  using Own = uint32_t[kOwn];                 // of the lane's keys of a tile: every 32nd
+  static constexpr int kKeys = Config::kKeys, kDim = Config::kDim;
+  static constexpr int kOnce = 8;                         // rows of a copy
+  static constexpr uint32_t kNone = ~0u;                  // a key past the last
+  static constexpr int kAhead = Config::kCodeStages - 1;  // tiles of codes under way
+  static_assert(Config::kCoded && Config::kParts * 32 == kKeys && Config::kFirstChunks == 1);
 
  public:
   __device__ RowFetcher(SharedStorage<Config>& shared, const PrefillAttendParams& params,
-                        const WorkItem& item, bool values, int first, int end)
+                        const WorkItem& item, int warp)
       : shared_(shared),
         item_(item),
-        values_(values),
-        first_(first),
-        end_(end),
-        lane_(static_cast<int>(threadIdx.x & 31)) {
+        values_(takes_values(warp)),
+        warp_(warp),
+        chunk_(warp / 2 % 2),
+        first_row_(warp / 4 * 32),
+        lane_(static_cast<int>(threadIdx.x & 31)),
+        inside_(4 * chunk_ + lane_ % 4 < kDim / 16) {
     const ContextLayer* own = own_layer(params, item.block);
     own == nullptr ? take(params.keys, params.exact) : take(own->keys, own->lookup.exact);
     if (params.masks == nullptr) return;
@@ -49,60 +55,31 @@ class RowFetcher {
     masks_ = params.masks + list * params.mask_stride;
   }
 
-  // As fetch_rows(). What a tile's copies need is loaded while those before it are started: places
-  // two tiles ahead, clusters and scales one.
+  // As fetch_rows(). Copies of codes need no stage of the ring. Each lane has a row: its place is
+  // loaded two tiles before its copy, cluster and scale one, and all of them while a tile is
+  // decoded.
   __device__ void run(RingPosition<Config::kStages>& ring) {
-    uint64_t* full = values_ ? shared_.values_full : shared_.keys_full;
-    uint64_t* empty = values_ ? shared_.values_empty : shared_.keys_empty;
-    // Copies are ordinary writes: this warp waits for them, some tiles later, before wgmma may
-    // read.
-    constexpr int kLag = std::clamp(Config::kStages - 2, 1, 3);
-    RingPosition<Config::kStages> copied = ring;
-    int under_way = 0;
-    const auto hand_over = [&] {
-      __syncwarp();
-      decode(copied.stage);
-      ptx::fence_proxy_async_shared();
-      ptx::mbarrier_arrive_warp(&full[copied.stage]);
-      copied.advance();
-      --under_way;
-    };
-    Own places, next, clusters, scales;
-    find(item_.begin, places);
-    find(item_.begin + item_.step, next);
-    find_clusters(places, clusters, scales);
+    uint32_t place = place_of(item_.begin), next = place_of(item_.begin + item_.step);
+    uint32_t cluster = 0, scale = 0;
+    find_cluster(place, cluster, scale);
+    RingPosition<Config::kCodeStages> copied, ready;
+    int32_t key = item_.begin;  // of the tile whose codes are complete next
 #pragma unroll 1
-    for (int32_t key = item_.begin; key < item_.end; key += item_.step, ring.advance()) {
-      Own later, next_clusters, next_scales;
-      find(key + 2 * item_.step, later);
-      find_clusters(next, next_clusters, next_scales);
-      ptx::mbarrier_wait_parity(&empty[ring.stage], ring.parity ^ 1);
-      if (first_ == 0 && lane_ == 0) {
-        constexpr uint32_t kBytes = kKeys * sizeof(uint32_t);
-        const bool masks = !values_ && masks_ != nullptr;
-        ptx::mbarrier_arrive_expect_tx(&full[ring.stage], masks ? kBytes : 0);
-        if (masks) {
-          ptx::cp_async_bulk(shared_.masks[ring.stage], masks_ + key, kBytes, &full[ring.stage]);
-        }
-      }
-      __syncwarp();
-      copy_codes(ring.stage, places, scales);
-      copy_rows(ring.stage, places, clusters);
+    for (int32_t first = item_.begin; key < item_.end; first += item_.step) {
+      if (first < item_.end) copy_codes(copied.stage, place, cluster, scale);
+      copied.advance();
       ptx::cp_async_commit_group();
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        places[i] = next[i];
-        next[i] = later[i];
-        clusters[i] = next_clusters[i];
-        scales[i] = next_scales[i];
+      const uint32_t later = place_of(first + 2 * item_.step);
+      find_cluster(next, cluster, scale);
+      if (first >= item_.begin + kAhead * item_.step) {
+        ptx::cp_async_wait_group<kAhead>();
+        write_tile(ready.stage, ring, key);
+        ready.advance();
+        key += item_.step;
       }
-      if (++under_way > kLag) {
-        ptx::cp_async_wait_group<kLag>();
-        hand_over();
-      }
+      place = next;
+      next = later;
     }
-    ptx::cp_async_wait_group<0>();
-    while (under_way > 0) hand_over();
   }
 
  private:
@@ -110,7 +87,7 @@ class RowFetcher {
   template <class Keys>
   __device__ void take(const Keys& keys, uint32_t exact) {
     const CodedRows& rows = values_ ? keys.coded.values : keys.coded.keys;
-    codes_ = reinterpret_cast<const char*>(rows.codes);
+    codes_ = reinterpret_cast<const char*>(rows.codes) + 64 * chunk_ + 16 * (lane_ % 4);
     scales_ = static_cast<const uint16_t*>(rows.scales);
     clusters_ = keys.coded.clusters;
     means_ = static_cast<const char*>(values_ ? keys.coded.mean_values : keys.coded.mean_keys);
@@ -121,139 +98,91 @@ class RowFetcher {
         kExactRow | static_cast<uint32_t>(item_.kv_head * keys.exact + keys.exact_skipped);
     first_slot_ = static_cast<uint32_t>(item_.kv_head * keys.slots);
   }
-  __device__ void find(int32_t key, Own& to) const {
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) to[i] = place_of(key + 32 * i + lane_);
-  }
-  __device__ uint32_t place_of(int32_t key) const {
+  // Of the lane's row of the tile that begins at `first`.
+  __device__ uint32_t place_of(int32_t first) const {
+    const int32_t key = first + first_row_ + lane_;
     if (key >= item_.end) return kNone;
     if (rows_ != nullptr) return rows_[key];
     return key < exact_ ? first_exact_ + key : first_slot_ + (key - exact_);
   }
-  __device__ void find_clusters(const Own& places, Own& clusters, Own& scales) const {
+  __device__ void find_cluster(uint32_t place, uint32_t& cluster, uint32_t& scale) const {
+    if ((place & kExactRow) != 0) return;
+    cluster = __ldg(clusters_ + place);
+    scale = __ldg(scales_ + place);
+  }
+
+  // Of the lane's first piece of 16 codes: those of a stage are [chunk][key][kRowBytes / 2].
+  __device__ uint8_t* codes_at(int stage) const {
+    return shared_.codes[values_ ? 1 : 0][stage] + (chunk_ * kKeys + first_row_) * (kRowBytes / 2) +
+           16 * lane_;
+  }
+
+  // Starts the copies of a tile's codes, and leaves what they are to be added to.
+  __device__ void copy_codes(int stage, uint32_t place, uint32_t cluster, uint32_t scale) const {
+    RowSource source = {exact_rows_ + int64_t{place & ~kExactRow} * (2 * kDim), 0};
+    if (place == kNone) source.numbers = nullptr;
+    if ((place & kExactRow) == 0) {
+      source = {means_ + int64_t{first_mean_ + (cluster & ~kFirstSlot)} * (2 * kDim),
+                scale * 0x10001u};
+      if ((cluster & kFirstSlot) != 0) ptx::prefetch_l2(source.numbers + chunk_ * kRowBytes);
+    }
+    shared_.rows[warp_][stage][lane_] = source;
+    const uint32_t to = ptx::shared_address(codes_at(stage));
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      scales[i] = kNotCoded;
-      if ((places[i] & kExactRow) != 0) continue;
-      scales[i] = __ldg(scales_ + places[i]);
-      clusters[i] = __ldg(clusters_ + places[i]);
+    for (int row = 0; row < 32; row += kOnce) {
+      const uint32_t from = __shfl_sync(kAllLanes, place, row + lane_ / 4);
+      if ((from & kExactRow) != 0 || !inside_) continue;
+      ptx::cp_async_16(to + row * (kRowBytes / 2), codes_ + int64_t{from} * kDim, 16);
     }
   }
 
-  // A tile is [chunk][key][kRowBytes], swizzled; its codes are [chunk][key][kRowBytes / 2].
-  __device__ uint8_t* tile(int stage) const {
-    return values_ ? shared_.values[stage] : shared_.keys[stage];
-  }
-  __device__ uint8_t* row_at(int stage, int chunk, int row, int piece) const {
-    return tile(stage) + (chunk * kKeys + row) * kRowBytes + ((piece ^ (row & 7)) << 4);
-  }
-  __device__ uint8_t* codes_at(int stage, int chunk, int row) const {
-    return shared_.codes[values_ ? 1 : 0][stage] + (chunk * kKeys + row) * (kRowBytes / 2);
-  }
-  __device__ uint32_t* scales_of(int stage) const {
-    return shared_.scales[threadIdx.x / 32][stage];
-  }
-
-  // Starts the copies of a tile's codes.
-  __device__ void copy_codes(int stage, const Own& places, const Own& scales) const {
-    const int piece = lane_ & 3;  // 16 codes
+  // Writes the tile that begins at `key` into the ring's stage as soon as that is free.
+  __device__ void write_tile(int stage, RingPosition<Config::kStages>& ring, int32_t key) const {
+    uint64_t* full = &(values_ ? shared_.values_full : shared_.keys_full)[ring.stage];
+    uint64_t* empty = &(values_ ? shared_.values_empty : shared_.keys_empty)[ring.stage];
+    __syncwarp();  // all lanes' copies are there
+    uint4 numbers[32 / kOnce][2];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) scales_of(stage)[32 * i + lane_] = scales[i];
-#pragma unroll 1
-    for (int chunk = first_; chunk < end_; ++chunk) {
-      const int at = 4 * chunk + piece;
+    for (int i = 0; i < 32 / kOnce; ++i) {
+      const char* from = shared_.rows[warp_][stage][kOnce * i + lane_ / 4].numbers;
+      const auto* own = reinterpret_cast<const uint4*>(from + chunk_ * kRowBytes) + 2 * (lane_ % 4);
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        uint32_t place[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          place[j] = __shfl_sync(kAllLanes, places[i], 8 * j + lane_ / 4);
-        }
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const bool is = (place[j] & kExactRow) == 0 && at < kDim / 16;
-          uint8_t* to = codes_at(stage, chunk, 32 * i + 8 * j + lane_ / 4) + 16 * piece;
-          ptx::cp_async_16(ptx::shared_address(to),
-                           codes_ + (is ? int64_t{place[j]} * kDim + 16 * at : 0), is ? 16 : 0);
-        }
+      for (int half = 0; half < 2; ++half) {
+        numbers[i][half] = from == nullptr || !inside_ ? make_uint4(0, 0, 0, 0) : __ldg(own + half);
       }
     }
-  }
-
-  // Starts the copies of the means of rows of codes, and of exact rows, to where the rows belong.
-  __device__ void copy_rows(int stage, const Own& places, const Own& clusters) const {
-    constexpr int kOnce = 4;
-    const int piece = lane_ & 7;  // 8 numbers
-    Own from;                     // in units of a row
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      from[i] = places[i];
-      if ((places[i] & kExactRow) == 0) {
-        from[i] = first_mean_ + (clusters[i] & ~kFirstSlot);
-      }
+    ptx::mbarrier_wait_parity(empty, ring.parity ^ 1);
+    if (chunk_ == 0 && first_row_ == 0 && lane_ == 0) {
+      constexpr uint32_t kBytes = kKeys * sizeof(uint32_t);
+      const bool masks = !values_ && masks_ != nullptr;
+      ptx::mbarrier_arrive_expect_tx(full, masks ? kBytes : 0);
+      if (masks) ptx::cp_async_bulk(shared_.masks[ring.stage], masks_ + key, kBytes, full);
     }
-#pragma unroll 1
-    for (int chunk = first_; chunk < end_; ++chunk) {
-      const int at = 8 * chunk + piece;
+    // A tile is [chunk][key][kRowBytes], swizzled.
+    uint8_t* tile = (values_ ? shared_.values : shared_.keys)[ring.stage] +
+                    (chunk_ * kKeys + first_row_ + lane_ / 4) * kRowBytes;
+    const int piece = ((2 * (lane_ % 4)) ^ (lane_ / 4)) << 4;
+    const uint8_t* codes = codes_at(stage);
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-#pragma unroll 1
-        for (int j = 0; j < 8; j += kOnce) {
-          uint32_t place[kOnce];
-#pragma unroll
-          for (int n = 0; n < kOnce; ++n) {
-            place[n] = __shfl_sync(kAllLanes, from[i], 4 * (j + n) + lane_ / 8);
-          }
-#pragma unroll
-          for (int n = 0; n < kOnce; ++n) {
-            const bool is = place[n] != kNone && at < kDim / 8;
-            const char* base = (place[n] & kExactRow) != 0 ? exact_rows_ : means_;
-            const int64_t offset = int64_t{place[n] & ~kExactRow} * (2 * kDim);
-            uint8_t* to = row_at(stage, chunk, 32 * i + 4 * (j + n) + lane_ / 8, piece);
-            ptx::cp_async_16(ptx::shared_address(to), base + (is ? offset + 16 * at : 0),
-                             is ? 16 : 0);
-          }
-        }
-      }
+    for (int i = 0; i < 32 / kOnce; ++i) {
+      const uint32_t scales = shared_.rows[warp_][stage][kOnce * i + lane_ / 4].scales;
+      const uint4 own = *reinterpret_cast<const uint4*>(codes + kOnce * i * (kRowBytes / 2));
+      uint8_t* to = tile + kOnce * i * kRowBytes;
+      *reinterpret_cast<uint4*>(to + piece) =
+          decode_8<Element>(make_uint2(own.x, own.y), scales, numbers[i][0]);
+      *reinterpret_cast<uint4*>(to + (piece ^ 16)) =
+          decode_8<Element>(make_uint2(own.z, own.w), scales, numbers[i][1]);
     }
-  }
-
-  // Adds codes times scales to the means.
-  __device__ void decode(int stage) const {
-    constexpr int kOnce = 4;
-    const int piece = lane_ & 7;
-#pragma unroll 1
-    for (int chunk = first_; chunk < end_; ++chunk) {
-      const bool is = 8 * chunk + piece < kDim / 8;
-#pragma unroll 1
-      for (int first = lane_ / 8; first < kKeys; first += 4 * kOnce) {
-        uint32_t scale[kOnce];
-        uint2 codes[kOnce];
-        uint4 means[kOnce];
-#pragma unroll
-        for (int n = 0; n < kOnce; ++n) {
-          const int row = first + 4 * n;
-          scale[n] = scales_of(stage)[row];
-          codes[n] = *reinterpret_cast<const uint2*>(codes_at(stage, chunk, row) + 8 * piece);
-          means[n] = *reinterpret_cast<const uint4*>(row_at(stage, chunk, row, piece));
-        }
-#pragma unroll
-        for (int n = 0; n < kOnce; ++n) {
-          means[n] = decode_8<Element>(codes[n], static_cast<uint16_t>(scale[n]), means[n]);
-        }
-#pragma unroll
-        for (int n = 0; n < kOnce; ++n) {
-          if (scale[n] == kNotCoded || !is) continue;
-          *reinterpret_cast<uint4*>(row_at(stage, chunk, first + 4 * n, piece)) = means[n];
-        }
-      }
-    }
+    ptx::fence_proxy_async_shared();
+    ptx::mbarrier_arrive_warp(full);
+    ring.advance();
   }
 
   SharedStorage<Config>& shared_;
   const WorkItem& item_;
   const bool values_;
-  const int first_, end_, lane_;
+  const int warp_, chunk_, first_row_, lane_;
+  const bool inside_;  // the lane's 16 numbers of a row are in the head
   const uint32_t *rows_ = nullptr, *masks_ = nullptr;
   const char *codes_, *means_, *exact_rows_;
   const uint16_t* scales_;
