@@ -1,13 +1,14 @@
 """Python arguments as sqz_attend_args, with all that must live as long as they are used."""
 
 import ctypes as c
+import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from sqz import _library
-from sqz._tensors import Borrowed, DLPackTensor, Integers, capturing, integers, on_gpu, stream_of
+from sqz._tensors import DLPackTensor, Integers, borrow, capturing, integers, on_gpu, shape_at, stream_of
 
 if TYPE_CHECKING:
     from sqz.index import IndexInfo
@@ -138,36 +139,44 @@ def _contexts_of(request: int | Context | Sequence[Context] | None) -> Sequence[
     return (request,) if isinstance(request, Context) else request
 
 
-class Arguments:
-    """Of one call: `struct` is what the library reads."""
+_SIZE = c.sizeof(_library.AttendArgs)
+_PACK = struct.Struct("".join(kind._type_.replace("P", "Q") for _, kind in _library.AttendArgs._fields_)).pack
 
-    def __init__(self, layer: int, q: DLPackTensor, out: DLPackTensor | None, lse: DLPackTensor | None,
-                 positions: Integers | None, indptr: Integers | None, stream: int | None,
-                 q_before_rope: DLPackTensor | None = None,
-                 contexts: Contexts | DeviceContexts | None = None) -> None:
-        tensors = {"q": q, "out": out, "lse": lse, "q_before_rope": q_before_rope}
-        self._borrowed = {name: Borrowed(name, tensor) for name, tensor in tensors.items() if tensor is not None}
-        self._device_positions = on_gpu("positions", positions)
-        positions = None if self._device_positions is not None else positions
-        numbers = {"positions": positions, "indptr": indptr}
-        self._numbers = {name: integers(name, values) for name, values in numbers.items() if values is not None}
-        shape = self._borrowed["q"].shape
-        given = self._numbers.get("positions", self._device_positions)
-        if given is not None and shape and len(given) != shape[0]:
+
+def arguments(layer: int, q: DLPackTensor, out: DLPackTensor | None, lse: DLPackTensor | None,
+              positions: Integers | None, indptr: Integers | None, stream: int | None,
+              q_before_rope: DLPackTensor | None = None,
+              contexts: Contexts | DeviceContexts | None = None) -> tuple[bytes, Any]:
+    """A sqz_attend_args, and what it points to besides the arguments' own memory."""
+    (at_q, at_out, at_lse, at_before), kept = borrow(q=q, out=out, lse=lse, q_before_rope=q_before_rope)
+    requests = host_positions = at_indptr = device_positions = host_contexts = each = device_contexts = 0
+    if positions is not None:
+        given = on_gpu("positions", positions)
+        if given is None:
+            given = integers("positions", positions)
+            host_positions = given.ctypes.data
+        else:
+            device_positions = given.data_ptr()
+        if (shape := shape_at(at_q)) and len(given) != shape[0]:
             raise ValueError(f"positions: found {len(given)}, expected {shape[0]}, one for each token of q")
-        requests = max(0, len(self._numbers["indptr"]) - 1) if indptr is not None else 0
-        expected = requests if indptr is not None else 1
-        device = contexts if isinstance(contexts, DeviceContexts) else None
-        host = contexts if isinstance(contexts, Contexts) else None
-        if device and shape and shape[0] > device.requests:
-            raise ValueError(f"contexts: found those of {device.requests} requests, expected {shape[0]}")
-        if host and host.requests != expected:
-            raise ValueError(f"contexts: found those of {host.requests} requests, expected {expected}")
-        self._contexts = contexts
-        self.struct = _library.AttendArgs(
-            layer=layer, requests=requests, stream=stream_of(q) if stream is None else stream,
-            contexts=host and c.addressof(host.array), device_contexts=device and device.words.data_ptr(),
-            device_positions=None if self._device_positions is None else self._device_positions.data_ptr(),
-            contexts_each=0 if contexts is None else contexts.each,
-            **{name: one.at for name, one in self._borrowed.items()},
-            **{name: one.ctypes.data for name, one in self._numbers.items()})
+        kept.append(given)
+    if indptr is not None:
+        starts = integers("indptr", indptr)
+        at_indptr, requests = starts.ctypes.data, max(0, len(starts) - 1)
+        kept.append(starts)
+    if isinstance(contexts, DeviceContexts):
+        if (shape := shape_at(at_q)) and shape[0] > contexts.requests:
+            raise ValueError(f"contexts: found those of {contexts.requests} requests, expected {shape[0]}")
+        device_contexts, each = contexts.words.data_ptr(), contexts.each
+    elif contexts is not None:
+        expected = 1 if indptr is None else requests
+        if contexts.requests != expected:
+            raise ValueError(f"contexts: found those of {contexts.requests} requests, expected {expected}")
+        host_contexts, each = c.addressof(contexts.array), contexts.each
+    stream = stream_of(q) or 0 if stream is None else stream
+    try:
+        return _PACK(_SIZE, layer, at_q, at_out, at_lse, host_positions, at_indptr, requests, stream, at_before,
+                     host_contexts, each, device_positions, device_contexts), kept
+    except struct.error:
+        _library.AttendArgs(layer=layer, stream=stream)  # raises with the name
+        raise

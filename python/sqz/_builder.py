@@ -10,7 +10,7 @@ import numpy as np
 
 from sqz._handle import Handle
 from sqz._library import _TYPES, check, lib
-from sqz._tensors import Borrowed, DLPackTensor, dtype_name
+from sqz._tensors import DLPackTensor, borrow, dtype_name
 from sqz.index import Index
 
 # As in _library.FUNCTIONS.
@@ -84,19 +84,17 @@ class Build(Handle):
     def add_layer(self, keys: DLPackTensor, values: DLPackTensor, queries: DLPackTensor | None,
                   tell: Tell | None = None) -> None:
         """The next layer that has keys; shapes in sqz_build.h."""
-        tensors = [one is not None and Borrowed(name, one)
-                   for name, one in (("keys", keys), ("values", values), ("queries", queries))]
+        places, _kept = borrow(keys=keys, values=values, queries=queries)
         progress = Progress(tell)
         with self._pointer.lock:
-            progress.check(lib.sqz_build_add_layer(self._pointer.at, *(one.at if one else None for one in tensors),
-                                                   c.byref(progress)))
+            progress.check(lib.sqz_build_add_layer(self._pointer.at, *places, c.byref(progress)))
 
     def add_state(self, layer: int, tensors: dict[str, DLPackTensor]) -> None:
         """State of a layer as Build(state=...) declared it, at any time before finish()."""
         for name, tensor in tensors.items():
-            borrowed = Borrowed(name, tensor)
+            places, _kept = borrow(**{name: tensor})
             with self._pointer.lock:
-                self._check(lib.sqz_build_add_state(self._pointer.at, layer, name.encode(), borrowed.at))
+                self._check(lib.sqz_build_add_state(self._pointer.at, layer, name.encode(), *places))
 
     def finish(self) -> dict[str, Any]:
         """Publishes the index; the result of sqz_build_finish()."""
@@ -124,8 +122,8 @@ def compress(index: Index, output: str, tell: Tell | None = None, **options: Any
 def recalibrate(index: Index, calls: Sequence[int], queries: Sequence[DLPackTensor | None], output: str,
                 tell: Tell | None = None, **options: Any) -> dict[str, Any]:
     """{"path", "bytes", "queries", "source"}. queries: a tensor [sum of calls, query heads, head_dim] a layer."""
-    tensors = [None if one is None else Borrowed(f"queries[{layer}]", one) for layer, one in enumerate(queries)]
-    pointers = (c.c_void_p * len(tensors))(*(None if one is None else one.at for one in tensors))
+    places, _kept = borrow(**{f"queries[{layer}]": one for layer, one in enumerate(queries)})
+    pointers = (c.c_void_p * len(places))(*places)
     counts = np.ascontiguousarray(calls, np.int64)
     progress = Progress(tell)
     with index._pointer.lock:

@@ -37,44 +37,51 @@ def require(name: str, tensor: Any) -> None:
                         "that speaks DLPack")
 
 
-class Borrowed:
-    """A sqz_tensor over someone's memory, which stays there as long as this lives. `at`: its address."""
+def borrow(**tensors: Any) -> tuple[list[int], list[Any]]:
+    """The addresses of sqz_tensors over someone's memory, 0 for None. They hold as long as the tensors and the second list."""
+    block = (c.c_uint8 * (_SIZE * len(tensors)))()
+    at, places, kept = c.addressof(block), list[int](), list[Any]((block,))
+    for name, tensor in tensors.items():
+        if tensor is None:
+            places.append(0)
+            continue
+        if (write := _writer(tensor.__class__)) and not tensor.requires_grad:
+            try:
+                write(tensor, at)
+                places.append(at)
+                at += _SIZE
+                continue
+            except RuntimeError:
+                pass  # __dlpack__() says why
+        kept.append(_capsule(name, tensor))
+        places.append(_pointer_of(kept[-1], b"dltensor"))
+    return places, kept
 
-    def __init__(self, name: str, tensor: Any) -> None:
-        torch = torch_of(tensor)
-        if (torch is not None and (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided and
-                not tensor.requires_grad and (kind := _dtypes(torch).get(tensor.dtype))):
-            self._of_torch(tensor, kind)
-            return
-        require(name, tensor)
-        try:
-            on_cpu = tensor.__dlpack_device__()[0] == CPU
-            # On a GPU the caller's stream orders the work; -1 asks the producer not to.
-            with _current_device(tensor):
-                self._capsule = tensor.__dlpack__() if on_cpu else tensor.__dlpack__(stream=-1)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{name}: {error}") from None
-        self.at: int = _pointer_of(self._capsule, b"dltensor")
-        view = _library.Tensor.from_address(self.at)
-        self.shape: tuple[int, ...] = tuple(view.shape[:view.ndim])
 
-    def _of_torch(self, tensor: Any, kind: int) -> None:
-        """What its DLPack export has, without the time that takes: an engine calls once a layer. A struct sqz_tensor in
-        words of 8 bytes, then its shape and strides."""
-        self.shape, self._kept = tuple(tensor.shape), tensor
-        rank, device = len(self.shape), CUDA | tensor.get_device() << 32 if tensor.is_cuda else CPU
-        words = (c.c_int64 * (6 + 2 * rank))(tensor.data_ptr(), device, rank | kind << 32, 0, 0, 0,
-                                             *self.shape, *tensor.stride())
-        self.at = c.addressof(words)
-        words[3], words[4] = self.at + 48, self.at + 48 + 8 * rank
-        self._words = words
+_SIZE = c.sizeof(_library.Tensor)
 
 
 @functools.cache
-def _dtypes(torch: Any) -> dict[Any, int]:
-    """DLPack's code, bits and lanes of torch's types in one number."""
-    return {torch.float32: 2 | 32 << 8 | 1 << 16, torch.float16: 2 | 16 << 8 | 1 << 16,
-            torch.bfloat16: 4 | 16 << 8 | 1 << 16}
+def _writer(kind: type) -> Any:
+    """torch's function that writes a sqz_tensor, without the time that a capsule takes: an engine calls once a layer.
+    None for other kinds, and before torch 2.10."""
+    torch, exchange = sys.modules.get("torch"), getattr(kind, "__dlpack_c_exchange_api__", None)
+    if torch is None or exchange is None or not issubclass(kind, torch.Tensor):
+        return None
+    table = (c.c_void_p * 6).from_address(_pointer_of(exchange, b"dlpack_exchange_api"))  # a DLPackExchangeAPI
+    version, function = (table[0] or 0) & 0xffffffff, table[5]
+    return c.PYFUNCTYPE(c.c_int, c.py_object, c.c_void_p)(function) if version == 1 and function else None
+
+
+def _capsule(name: str, tensor: Any) -> Any:
+    require(name, tensor)
+    try:
+        on_cpu = tensor.__dlpack_device__()[0] == CPU
+        # On a GPU the caller's stream orders the work; -1 asks the producer not to.
+        with _current_device(tensor):
+            return tensor.__dlpack__() if on_cpu else tensor.__dlpack__(stream=-1)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def torch_of(tensor: Any) -> Any:
@@ -128,13 +135,19 @@ def empty(name: str, like: Any, shape: tuple[int, ...], float32: bool = False) -
     torch = torch_of(like)
     if torch is None:
         raise TypeError(f"{name}: found None, expected a tensor: {type(like).__name__} is not of numpy or torch")
-    return torch.empty(shape, dtype=torch.float32 if float32 else like.dtype, device=like.device)
+    return like.new_empty(shape, dtype=torch.float32 if float32 else None)
+
+
+def shape_at(address: int) -> tuple[int, ...]:
+    """The shape of a sqz_tensor."""
+    view = _library.Tensor.from_address(address)
+    return tuple(view.shape[:view.ndim])
 
 
 def stream_of(tensor: Any) -> int | None:
     """The stream on which torch works with this tensor; None, the default stream, for other tensors."""
     torch = torch_of(tensor)
-    return torch.cuda.current_stream(tensor.device).cuda_stream if torch is not None and tensor.is_cuda else None
+    return torch._C._cuda_getCurrentRawStream(tensor.get_device()) if torch is not None and tensor.is_cuda else None
 
 
 def capturing(tensor: Any) -> bool:

@@ -139,13 +139,12 @@ def calibrate(index: Path, model: Any, tokenizer: Any, prompts: Sequence[str], *
             first = next(number for number, layer in enumerate(opened.layers) if layer.query_heads)
             serve = context._serving.add
 
-            def add(rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int,
-                    positions: torch.Tensor) -> None:
+            def add(rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, plan: Any) -> None:
                 if layer == first:
                     calls.append(len(rows))
                 if not stored["layers"][layer]["dense"]:
                     queries[layer].append(rows.float().cpu())
-                serve(rows, own, own_lse, layer, tokens, positions)
+                serve(rows, own, own_lse, layer, plan)
 
             vars(context._serving)["add"] = add
             with torch.inference_mode():

@@ -7,10 +7,10 @@ from operator import index as integer
 from typing import Any
 
 from sqz import _library
-from sqz._arguments import Arguments, Context, Contexts, DeviceContexts, doubles, head_range
+from sqz._arguments import Context, Contexts, DeviceContexts, arguments, doubles, head_range
 from sqz._handle import Handle
 from sqz._library import INVALID_ARGUMENT, choice, lib
-from sqz._tensors import (CUDA, Borrowed, Device, DLPackTensor, Integers, device_of, empty, integers, require, stream_of,
+from sqz._tensors import (CUDA, Device, DLPackTensor, Integers, borrow, device_of, empty, integers, require, stream_of,
                           torch_of)
 from sqz.index import Index
 
@@ -137,16 +137,18 @@ class Session(Handle):
         Rows of a request with a query that is NaN or infinite become NaN. Error with status 8 names token and head of
         finite queries with a logit or an output beyond float32; on a GPU those rows become NaN.
         """
-        out, lse = _results(q, self._value_dims.get(layer, 0), out, lse)
+        if out is None or lse is None:
+            out, lse = _results(q, self._value_dims.get(layer, 0), out, lse)
         if contexts is not None and not isinstance(contexts, Contexts | DeviceContexts):
             contexts = Contexts(contexts)
         if (isinstance(contexts, Contexts) and indptr is not None and stream is None and torch_of(q) and
                 self._attend_grouped(layer, q, out, lse, positions, indptr, q_before_rope, contexts)):
             return out, lse
-        args = Arguments(layer, q, out, lse, positions, indptr, stream, q_before_rope, contexts)
+        args, _kept = arguments(layer, q, out, lse, positions, indptr, stream, q_before_rope, contexts)
         with self._pointer.lock:
-            status = lib.sqz_attend(self._pointer.at, c.byref(args.struct))
-        self._check(status)
+            status = lib.sqz_attend(self._pointer.at, args)
+        if status:
+            self._check(status)
         return out, lse
 
     def _attend_grouped(self, layer: int, q: Any, out: Any, lse: Any, positions: Any, indptr: Integers, q_before_rope: Any,
@@ -170,12 +172,12 @@ class Session(Handle):
     def select(self, layer: int, q: DLPackTensor, positions: Integers | None = None, indptr: Integers | None = None,
                stream: int | None = None, q_before_rope: DLPackTensor | None = None) -> list[list[tuple[int, int]]]:
         """What attend() would read for the first block of q: for each KV head the (first slot, slots) of runs."""
-        args = Arguments(layer, q, None, None, positions, indptr, stream, q_before_rope)
+        args, _kept = arguments(layer, q, None, None, positions, indptr, stream, q_before_rope)
         starts, count = (c.c_int64 * (self.kv_heads + 1))(), c.c_int64()
         runs = (_library.Run * 1)()
         with self._pointer.lock:
             for _ in range(2):  # the first call may only say how many there are
-                status = lib.sqz_select(self._pointer.at, c.byref(args.struct), runs, len(runs), starts, c.byref(count))
+                status = lib.sqz_select(self._pointer.at, args, runs, len(runs), starts, c.byref(count))
                 if status != INVALID_ARGUMENT or count.value <= len(runs):
                     break
                 runs = (_library.Run * count.value)()
@@ -206,15 +208,13 @@ def merge_states(out_a: DLPackTensor, lse_a: DLPackTensor, out_b: DLPackTensor, 
     logarithm, any positive strides. sinks: [heads] float32, the model's attention sinks, logits that each head attends to
     as well and that have no value: once a layer, with its last merge. On a GPU it is done on `stream`, as Session.attend() says.
     """
-    tensors = {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}
-    borrowed = [Borrowed(name, tensor) for name, tensor in tensors.items()]
-    extra = None if sinks is None else Borrowed("sinks", sinks)
-    _library.check(lib.sqz_merge_states_with(*(one.at for one in borrowed), extra and extra.at,
-                                             stream_of(out_a) if stream is None else stream))
+    places, _kept = borrow(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b, sinks=sinks)
+    _library.check(lib.sqz_merge_states_with(*places, stream_of(out_a) if stream is None else stream))
 
 
 def _results(q: Any, value_dim: int, out: Any, lse: Any) -> tuple[Any, Any]:
     """out and lse; what is None is made as q is."""
     require("q", q)
-    out = empty("out", q, (*q.shape[:2], value_dim)) if out is None else out
-    return out, empty("lse", q, tuple(q.shape)[:2], float32=True) if lse is None else lse
+    rows = tuple(q.shape[:2])
+    return (empty("out", q, (*rows, value_dim)) if out is None else out,
+            empty("lse", q, rows, float32=True) if lse is None else lse)

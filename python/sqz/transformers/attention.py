@@ -20,9 +20,10 @@ def own_state(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias:
     """
     batch, heads, tokens, _ = query.shape
     group, value_dim = heads // key.shape[1], value.shape[3]
-    dim = max(query.shape[3], value_dim)  # torch's kernels have one for both
-    query, key, value = (pad(part, (0, dim - part.shape[3])) if part.shape[3] < dim else part
-                         for part in (query, key, value))
+    dim = max(query.shape[3], value_dim)
+    if query.shape[3] != value_dim:  # torch's kernels have one for both
+        query, key, value = (pad(part, (0, dim - part.shape[3])) if part.shape[3] < dim else part
+                             for part in (query, key, value))
     if tokens == 1:  # the heads of a group as the queries of one head: nothing is copied
         query = query.reshape(batch, key.shape[1], group, dim)
     elif group > 1:
@@ -30,7 +31,7 @@ def own_state(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias:
     causal = bias is None and tokens > 1
     if causal:  # a static cache has room for more
         key, value = key[:, :, :tokens], value[:, :, :tokens]
-    if query.device.type == "cpu":
+    if query.is_cpu:
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, attn_mask=bias,
                                                                      scale=scale)
     elif bias is None and query.dtype != torch.float32 and dim <= 256:
@@ -39,10 +40,10 @@ def own_state(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias:
         out, lse = _aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, 0.0, causal,
                                                                  scale=scale)[:2]
         lse = lse[..., :query.shape[2]]  # of a multiple of 32
-    if tokens == 1:
-        return (out.reshape(batch, heads, dim)[..., :value_dim].contiguous(),
-                lse.reshape(batch, heads).contiguous())
-    return rows_of(out)[..., :value_dim].contiguous(), lse.transpose(1, 2).reshape(batch * tokens, heads).contiguous()
+    if tokens > 1:
+        out, lse = out.transpose(1, 2), lse.transpose(1, 2)
+    out, lse = out.reshape(batch * tokens, heads, dim), lse.reshape(batch * tokens, heads)
+    return (out if dim == value_dim else out[..., :value_dim]).contiguous(), lse.contiguous()
 
 
 def over_a_context(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: Layer,

@@ -203,7 +203,8 @@ class FixedContext:
         self._mask: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
         self._checked: set[int] = set()
-        self._modules = {id(module) for module in decoder.modules()}
+        self._modules = {id(module): getattr(module, "attn_temperature_tuning", False) and not module.use_rope
+                         for module in decoder.modules()}
         self._calls = 0
         stack.enter_context(attention_function(decoder, self._attend))
         stack.callback(decoder.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove)
@@ -302,24 +303,26 @@ class FixedContext:
                 attention_mask: torch.Tensor | None = None, scaling: float | None = None, dropout: float = 0.0,
                 **options: Any) -> tuple[torch.Tensor, None]:
         """The attention function: the state over the own keys, merged with that over the fixed context."""
-        if id(module) not in self._modules:  # of another model with the same configuration
+        tempered = self._modules.get(id(module))
+        if tempered is None:  # of another model with the same configuration
             plain: tuple[torch.Tensor, None] = sdpa_attention_forward(
                 module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
             return plain
-        key, value = key.to(query.dtype), value.to(query.dtype)  # they differ under autocast
+        if key.dtype != query.dtype or value.dtype != query.dtype:  # under autocast
+            key, value = key.to(query.dtype), value.to(query.dtype)
         batch, heads, tokens, dim = query.shape
-        layer: Any = module.layer_idx
-        if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
+        number: Any = module.layer_idx
+        layer, compiling = self._layers.all[number], torch.compiler.is_compiling()
+        if tempered:
             query = self._tempered(module, query)
-        chunk = self._layers.all[layer].chunk
-        if chunk:
-            attention_mask = self._chunk_mask(self._layers.all[layer], key.shape[2])
-        if torch.compiler.is_compiling():
+        if layer.chunk:
+            attention_mask = self._chunk_mask(layer, key.shape[2])
+        if compiling:
             bias = None if attention_mask is None else additive_bias(attention_mask, query, key)
         else:
-            if layer not in self._checked:
-                check_call(module, query, key, value, scaling, options, self._layers.all[layer])
-                self._checked.add(layer)
+            if number not in self._checked:
+                check_call(module, query, key, value, scaling, options, layer)
+                self._checked.add(number)
             if query.requires_grad:
                 raise RuntimeError("a FixedContext computes no gradients: run the model under torch.no_grad()")
             self._calls += 1
@@ -329,10 +332,10 @@ class FixedContext:
             bias = self._bias
         own, own_lse = own_state(query, key, value, bias, 1 / math.sqrt(dim) if scaling is None else scaling)
         rows = query.reshape(batch, heads, dim) if tokens == 1 else rows_of(query)
-        if torch.compiler.is_compiling():
-            torch.ops.sqz.add_context(rows, own, own_lse, layer, tokens, self._positions, self._serving.number)
+        if compiling:
+            torch.ops.sqz.add_context(rows, own, own_lse, number, tokens, self._positions, self._serving.number)
         else:
-            self._serving.add(rows, own, own_lse, layer, tokens, self._positions)
+            self._serving.add(rows, own, own_lse, number, self._serving.rows)
         return with_sinks(own, own_lse, options.get("s_aux")).view(batch, tokens, heads, value.shape[3]), None
 
     def _chunk_mask(self, layer: sqz.Layer, keys: int) -> torch.Tensor:

@@ -13,20 +13,21 @@ import sqz
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Rows [first, last) of one call to sqz, where its requests begin, counted from `first`, and whose they are: places
-    in the batch."""
+    """One call to sqz: its rows, where its requests begin, counted from the first row, and whose they are: places in the
+    batch."""
 
-    first: int
-    last: int
+    rows: slice
     indptr: list[int]
     owners: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
+    """The rows of a forward pass that ask the index, and in which calls."""
+
     index: torch.Tensor | None  # of the rows that are tokens; None: all
-    pieces: list[Piece]
-    positions: list[int] | torch.Tensor | None  # of those rows, if they are needed
+    calls: list[tuple[slice | None, dict[str, Any]]]  # rows of those, None: all; the other arguments of attend()
+    results: dict[Any, Any] = dataclasses.field(default_factory=dict)  # of layers, which the next ones overwrite
 
 
 def real_tokens(mask: torch.Tensor | None, tokens: int) -> torch.Tensor | None:
@@ -49,12 +50,12 @@ def cut(lengths: Sequence[int], most: int, block: int) -> list[Piece]:
         while length > 0:
             taken = min(length, most_of_request)
             if indptr[-1] + taken > most:
-                pieces.append(Piece(first, first + indptr[-1], indptr, tuple(owners)))
+                pieces.append(Piece(slice(first, first + indptr[-1]), indptr, tuple(owners)))
                 first, indptr, owners = first + indptr[-1], [0], []
             indptr.append(indptr[-1] + taken)
             owners.append(owner)
             length -= taken
-    return pieces + [Piece(first, first + indptr[-1], indptr, tuple(owners))] if owners else pieces
+    return pieces + [Piece(slice(first, first + indptr[-1]), indptr, tuple(owners))] if owners else pieces
 
 
 _servings: "weakref.WeakValueDictionary[int, Serving]" = weakref.WeakValueDictionary()
@@ -73,7 +74,7 @@ class Serving:
         self._block = options.get("block") or 0
         self._most = options.get("max_tokens") or 4096  # rows of a call, as the session's default
         self._most_of_request = min(self._most, options.get("max_request_tokens") or self._most)
-        self._rows = Rows(None, [], None)
+        self.rows = Rows(None, [])
         self.contexts: list[tuple[sqz.Context, ...]] | None = None
         self._made: dict[tuple[int, ...], sqz.Contexts] = {}
         self.number = next(_numbers)
@@ -84,61 +85,55 @@ class Serving:
         """Before the layers of a forward pass. mask: as real_tokens() takes it; positions: [batch or 1, tokens]."""
         if contexts != self.contexts:
             self.contexts, self._made = contexts, {}
-        if tokens > 1:
-            self._find_rows(batch, tokens, mask, positions)
+        if tokens > 1 or not torch.compiler.is_compiling():
+            self.rows = self.find_rows(batch, tokens, mask, positions)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _find_rows(self, batch: int, tokens: int, mask: torch.Tensor | None, positions: torch.Tensor) -> None:
-        real = real_tokens(mask, tokens)
+    def find_rows(self, batch: int, tokens: int, mask: torch.Tensor | None, positions: torch.Tensor) -> Rows:
+        real = real_tokens(mask, tokens) if tokens > 1 else None
         index = None if real is None else real.flatten().nonzero().flatten()
-        lengths = [tokens] * batch if real is None else real.sum(1).tolist()
-        flat = positions.expand(batch, tokens).flatten()
-        self._rows = Rows(index, cut(lengths, self._most_of_request, self._block),
-                          self._needed(flat if index is None else flat[index]))
-
-    def _needed(self, positions: torch.Tensor) -> list[int] | torch.Tensor | None:
-        if not self._needs_positions:
-            return None
-        stays = positions.is_cuda and self._session.index.info.partition != "buckets"
-        return positions.contiguous() if stays else positions.tolist()
+        pieces = cut([tokens] * batch if real is None else real.sum(1).tolist(),
+                     self._most_of_request if tokens > 1 else self._most, self._block)
+        needed: Any = None
+        if self._needs_positions:
+            needed = positions.expand(batch, tokens).flatten()
+            needed = needed if index is None else needed[index]
+            if not needed.is_cuda or self._session.index.info.partition == "buckets":
+                needed = needed.cpu().numpy()
+        return Rows(index, [(piece.rows if len(pieces) > 1 else None, {
+            "indptr": piece.indptr if len(piece.owners) > 1 else None, "contexts": self._contexts_of(piece.owners),
+            "positions": None if needed is None else needed[piece.rows]}) for piece in pieces])
 
     def _contexts_of(self, owners: tuple[int, ...]) -> sqz.Contexts | None:
-        """Made once for the layers of a pass."""
+        """Made once for the same rows."""
         if self.contexts is None:
             return None
         if owners not in self._made:
             self._made[owners] = sqz.Contexts([self.contexts[owner] for owner in owners])
         return self._made[owners]
 
-    def add(self, rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int,
-            positions: torch.Tensor) -> None:
+    def add(self, rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, plan: Rows) -> None:
         """Merges the state over the context into own and own_lse.
 
         rows: [batch * tokens, query heads, head_dim]; own: [batch * tokens, query heads, value_dim]; own_lse: [batch *
-        tokens, query heads]; positions: [batch or 1, tokens].
+        tokens, query heads].
         """
-        plan = self._rows
-        if tokens == 1:
-            plan = Rows(None, cut([1] * len(rows), self._most, 0), self._needed(positions.expand(len(rows), 1)[:, 0]))
-        if plan.index is None:
-            self._add_pieces(plan, rows.contiguous(), own, own_lse, layer)
-            return
-        part, part_lse = own[plan.index], own_lse[plan.index]
-        self._add_pieces(plan, rows[plan.index], part, part_lse, layer)
-        own.zero_().index_copy_(0, plan.index, part)  # padding attends to nothing: no NaN of it may go on
-        own_lse.index_copy_(0, plan.index, part_lse)
-
-    def _add_pieces(self, plan: Rows, rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int) -> None:
-        for piece in plan.pieces:
-            some = slice(piece.first, piece.last)
-            positions = None if plan.positions is None else plan.positions[some]
-            out, lse = self._session.attend(layer, rows[some], torch.empty_like(own[some]), indptr=piece.indptr,
-                                            positions=positions, contexts=self._contexts_of(piece.owners))
-            sqz.merge_states(own[some], own_lse[some], out, lse)
+        state = (rows.contiguous(), own, own_lse) if plan.index is None else (
+            rows[plan.index], own[plan.index], own_lse[plan.index])
+        for some, others in plan.calls:
+            q, part, part_lse = state if some is None else (tensor[some] for tensor in state)
+            kind = part.shape, part.dtype
+            plan.results[kind] = result = self._session.attend(layer, q, *plan.results.get(kind, ()), **others)
+            sqz.merge_states(part, part_lse, *result)
+        if plan.index is not None:  # padding attends to nothing: no NaN of it may go on
+            own.zero_().index_copy_(0, plan.index, state[1])
+            own_lse.index_copy_(0, plan.index, state[2])
 
 
 @torch.library.custom_op("sqz::add_context", mutates_args=("own", "own_lse"))  # type: ignore[untyped-decorator]
 def add_context(rows: torch.Tensor, own: torch.Tensor, own_lse: torch.Tensor, layer: int, tokens: int,
                 positions: torch.Tensor, serving: int) -> None:
-    """Serving.add() for torch.compile."""
-    _servings[serving].add(rows, own, own_lse, layer, tokens, positions)
+    """Serving.add() for torch.compile. Nothing that a graph allocates is kept."""
+    one = _servings[serving]
+    plan = one.find_rows(len(rows), 1, None, positions) if tokens == 1 else dataclasses.replace(one.rows, results={})
+    one.add(rows, own, own_lse, layer, plan)
