@@ -30,48 +30,47 @@ KDA = {**MLA, **EXPERTS, "n_group": 1, "topk_group": 1, "layer_types": ["linear_
 CHUNKED = {"intermediate_size_mlp": 96, "num_local_experts": 2, "floor_scale": 64}
 VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "num_position_embeddings": 16}
 
-# The rows of README.md's table: (family, layers, GPU, vLLM, {model type: configuration}). What follows a slash tells
-# two models of one type apart. GPU and vLLM: what was run there.
+# The rows of README.md's table: (family, layers, vLLM, {model type: configuration}). What follows a slash tells two models
+# of one type apart. vLLM: what was run there.
 FAMILIES = [
-    ("Llama, Mistral, Qwen2, Qwen3", "full", "yes", "0.25.1 on an H200",
+    ("Llama, Mistral, Qwen2, Qwen3", "full", "0.25.1 on an H200",
      {"llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {}, "qwen3_moe": {**EXPERTS, "num_attention_heads": 32}}),
-    ("Qwen3.5 to 3.8, Qwen3-Next, OLMo Hybrid", "gated delta net, full", "yes",
+    ("Qwen3.5 to 3.8, Qwen3-Next, OLMo Hybrid", "gated delta net, full",
      "`qwen3_5_text` on a CPU, `qwen3_next` on an H100",
      {"qwen3_5_text": DELTA, "qwen3_5_moe_text": {**DELTA, **EXPERTS}, "qwen3_next": {**DELTA, **EXPERTS},
       "olmo_hybrid": DELTA, "qwen3_5": {"text_config": DELTA, "vision_config": VISION}}),
-    ("gpt-oss, Granite SWA", "sliding and full, with sinks", "yes", "`gpt_oss` on a CPU and an H100",
+    ("gpt-oss, Granite SWA", "sliding and full, with sinks", "`gpt_oss` on a CPU and an H100",
      {"gpt_oss": {**SLIDING, **EXPERTS}, "granite_swa": {**SLIDING, "attention_multiplier": 0.25},
       "granitemoe_swa": {**SLIDING, **EXPERTS, "attention_multiplier": 0.25}}),
-    ("Gemma 3, 3n and 4", "sliding, full of another shape, shared keys", "yes", "`gemma3_text` on a CPU and an H100",
+    ("Gemma 3, 3n and 4", "sliding, full of another shape, shared keys", "`gemma3_text` on a CPU and an H100",
      {"gemma3_text": SLIDING, "gemma3n_text": SHARED, "gemma4_text": {
          **SLIDING, "global_head_dim": 512, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
          "hidden_size_per_layer_input": 0}, "gemma4_text/E": {**SHARED, "global_head_dim": 512}}),
-    ("GLM-4.5, MiniMax-M2, Hy3, Seed-OSS, Solar Open", "full, 10 or 12 query heads a KV head", "yes",
-     "`glm4_moe` on an H100",
+    ("GLM-4.5, MiniMax-M2, Hy3, Seed-OSS, Solar Open", "full, 10 or 12 query heads a KV head", "`glm4_moe` on an H100",
      {"glm4_moe": {**EXPERTS, "num_attention_heads": 24}, "minimax_m2": {**EXPERTS, "head_dim": 80}, "hy_v3": {
          **EXPERTS, "num_attention_heads": 20, "head_dim": 80}, "seed_oss": {"num_attention_heads": 20},
       "solar_open": {**EXPERTS, "num_attention_heads": 24}}),
-    ("Nemotron 3, Granite 4 H, Falcon-H1, Bamba", "Mamba2, full, some without RoPE", "yes",
+    ("Nemotron 3, Granite 4 H, Falcon-H1, Bamba", "Mamba2, full, some without RoPE",
      "`granitemoehybrid`, `falcon_h1` on a CPU, `nemotron_h` on an H100",
      {"nemotron_h": {**EXPERTS, "layer_types": ["linear_attention", "moe", "full_attention", "mlp"],
                      "num_attention_heads": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16,
                      "n_groups": 1, "chunk_size": 16},
       "granitemoehybrid": {**MAMBA, **EXPERTS, "layer_types": ["mamba", "mamba", "attention", "mamba"]},
       "falcon_h1": MAMBA, "bamba": {**MAMBA, "attn_layer_indices": [2]}}),
-    ("MiMo-V2-Flash, Laguna, EXAONE 4 and MoE, AFM", "sliding and full, two thetas, full ones without RoPE", "yes", "",
+    ("MiMo-V2-Flash, Laguna, EXAONE 4 and MoE, AFM", "sliding and full, two thetas, full ones without RoPE", "",
      {"mimo_v2_flash": {**SLIDING, **EXPERTS, "head_dim": 192, "v_head_dim": 128}, "laguna": {**SLIDING, **EXPERTS},
       "exaone4": SLIDING, "exaone_moe": {**SLIDING, **EXPERTS}, "afmoe": {**SLIDING, **EXPERTS}}),
-    ("Cohere 2, OLMo 3, Ministral 3, SmolLM3", "sliding and full", "yes", "",
+    ("Cohere 2, OLMo 3, Ministral 3, SmolLM3", "sliding and full", "",
      {"cohere2": SLIDING, "olmo3": SLIDING, "ministral3": {}, "smollm3": {}}),
-    ("Kimi Linear, Bailing Hybrid", "KDA, latent attention", "yes", "",
+    ("Kimi Linear, Bailing Hybrid", "KDA, latent attention", "",
      {"kimi_linear": KDA, "kimi_linear/q": {**KDA, "q_lora_rank": 32}, "bailing_hybrid": KDA}),
-    ("ZAYA", "full, each with a convolution", "yes", "", {"zaya": {"num_experts": 4, "num_experts_per_tok": 1}}),
-    ("DeepSeek V3", "latent attention", "yes", "", {"deepseek_v3": {**MLA, **EXPERTS, "n_group": 1, "topk_group": 1}}),
-    ("LFM2 and 3", "short convolutions, full", "yes", "", {"lfm2": CONV, "lfm3": CONV, "lfm2_moe": {**CONV, **EXPERTS}}),
-    ("Llama 4", "chunked, full without RoPE", "yes", "",
+    ("ZAYA", "full, each with a convolution", "", {"zaya": {"num_experts": 4, "num_experts_per_tok": 1}}),
+    ("DeepSeek V3", "latent attention", "", {"deepseek_v3": {**MLA, **EXPERTS, "n_group": 1, "topk_group": 1}}),
+    ("LFM2 and 3", "short convolutions, full", "", {"lfm2": CONV, "lfm3": CONV, "lfm2_moe": {**CONV, **EXPERTS}}),
+    ("Llama 4", "chunked, full without RoPE", "",
      {"llama4_text": CHUNKED, "llama4_text/q": {**CHUNKED, "num_attention_heads": 10}}),
     (("Apertus, Arcee, Cohere, Ernie 4.5, Gemma, GLM, GPT-2, GPT-NeoX, Granite, Helium, Mixtral, OLMo, Persimmon, Phi, "
-      "Starcoder2 and more"), "full", "yes", "",
+      "Starcoder2 and more"), "full", "",
      {"apertus": {}, "arcee": {}, "cohere": {}, "ernie4_5": {}, "gemma": {}, "glm": {}, "glm4": {}, "gpt_neox": EQUAL,
       "gpt2": {**EQUAL, "n_positions": 1024}, "granite": {"attention_multiplier": 0.2}, "helium": {}, "mixtral": {},
       "nemotron": {}, "olmo": {}, "olmo2": {}, "olmoe": {}, "persimmon": EQUAL, "phi": {}, "phi3": {}, "stablelm": {},
@@ -82,10 +81,10 @@ MODELS = {name: given for *_, models in FAMILIES for name, given in models.items
 
 def table():
     """The lines of README.md's table."""
-    rows = [("family", "layers", "CPU and transformers", "GPU", "vLLM", "model types that were run")]
-    rows += [(family, layers, "yes", gpu or "not run", vllm or "not run",
+    rows = [("family", "layers", "vLLM", "model types that were run")]
+    rows += [(family, layers, vllm or "not run",
               ", ".join(f"`{name}`" for name in dict.fromkeys(name.partition("/")[0] for name in models)))
-             for family, layers, gpu, vllm, models in FAMILIES]
+             for family, layers, vllm, models in FAMILIES]
     return ["| " + " | ".join(row) + " |" for row in (rows[0], ("---",) * len(rows[0]), *rows[1:])]
 
 
