@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import math
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from .adapter import attention_function, decoder_of
 _STATES = ("conv_states", "recurrent_states")  # of a layer of a cache: a dictionary of tensors each
 _WINDOWS = ("sliding_attention", "hybrid_sliding")
 State = dict[str, torch.Tensor]
+_continue: "weakref.WeakSet[PreTrainedModel]" = weakref.WeakSet()  # models that check_continues() found right
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def look(model: PreTrainedModel) -> Layers:
 def check_continues(model: PreTrainedModel, layers: Layers) -> None:
     """ValueError if the first layer with a state answers two tokens alike whatever the state before them is, as Jamba's do."""
     number = next((number for number, state in enumerate(layers.states) if state), None)
-    if number is None or model.device.type == "meta":
+    if number is None or model.device.type == "meta" or model in _continue:
         return
     decoder, tokens = decoder_of(model), torch.arange(2, device=model.device)[None]
 
@@ -102,6 +104,7 @@ def check_continues(model: PreTrainedModel, layers: Layers) -> None:
     if forgotten:
         raise ValueError(f"layer {number} of {type(model).__name__}: a prompt of several tokens begins without the "
                          f"{forgotten[0]} in its cache: transformers cannot continue a context with this model")
+    _continue.add(model)
 
 
 def _stand_in(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
