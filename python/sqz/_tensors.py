@@ -38,7 +38,8 @@ def require(name: str, tensor: Any) -> None:
 
 
 def borrow(**tensors: Any) -> tuple[list[int], list[Any]]:
-    """The addresses of sqz_tensors over someone's memory, 0 for None. They hold as long as the tensors and the second list."""
+    """Addresses of sqz_tensors over someone's memory, 0 for None, and what must live as long as they and the tensors are
+    used."""
     block = (c.c_uint8 * (_SIZE * len(tensors)))()
     at, places, kept = c.addressof(block), list[int](), list[Any]((block,))
     for name, tensor in tensors.items():

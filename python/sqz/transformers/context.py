@@ -357,6 +357,7 @@ class FixedContext:
         if torch.compiler.is_compiling() or self._running != threading.get_ident():
             return
         calls, self._running = self._calls, None
+        self._serving.rows.results.clear()
         self._lock.release()
         if output is not None and calls != self._layers.calls:
             raise ValueError(f"{type(decoder).__name__}: {calls} of {self._layers.calls} layers called the "

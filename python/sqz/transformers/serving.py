@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 import sqz
@@ -13,8 +14,7 @@ import sqz
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """One call to sqz: its rows, where its requests begin, counted from the first row, and whose they are: places in the
-    batch."""
+    """One call to sqz: its rows, where its requests begin, counted from the first row, and their places in the batch."""
 
     rows: slice
     indptr: list[int]
@@ -101,8 +101,9 @@ class Serving:
             if not needed.is_cuda or self._session.index.info.partition == "buckets":
                 needed = needed.cpu().numpy()
         return Rows(index, [(piece.rows if len(pieces) > 1 else None, {
-            "indptr": piece.indptr if len(piece.owners) > 1 else None, "contexts": self._contexts_of(piece.owners),
-            "positions": None if needed is None else needed[piece.rows]}) for piece in pieces])
+            "indptr": np.array(piece.indptr) if len(piece.owners) > 1 else None,
+            "positions": None if needed is None else needed[piece.rows],
+            "contexts": self._contexts_of(piece.owners)}) for piece in pieces])
 
     def _contexts_of(self, owners: tuple[int, ...]) -> sqz.Contexts | None:
         """Made once for the same rows."""
