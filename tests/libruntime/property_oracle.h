@@ -384,17 +384,19 @@ class PropertyOracle {
     }
     std::sort(order.begin(), order.end(),
               [&](int64_t x, int64_t y) { return score[x] > score[y]; });
+    int64_t taken = 0;  // keys of the bucket before
     for (size_t r = 0; r < order.size(); ++r) {
       const int64_t keys = offsets[order[r] + 1] - offsets[order[r]];
-      if (2 * left <= keys) {
-        // Scores of float32 are as exact as they are small.
-        if (r > 0) {
-          const double last = score[order[r - 1]], next = score[order[r]];
-          out.margin = std::min(out.margin, (last - next) / std::max(1.0, -0.2 * next));
-        }
-        break;
+      const bool ends = 2 * left <= keys;
+      // Which of the two is first matters at the end, and where the one before would not be taken
+      // as the second. Scores of float32 are as exact as they are small.
+      if (r > 0 && (ends || 2 * (left + taken - keys) <= taken)) {
+        const double last = score[order[r - 1]], next = score[order[r]];
+        out.margin = std::min(out.margin, (last - next) / std::max(1.0, -0.2 * next));
       }
+      if (ends) break;
       left -= keys;
+      taken = keys;
       std::fill(out.slots.begin() + offsets[order[r]], out.slots.begin() + offsets[order[r] + 1],
                 true);
     }
