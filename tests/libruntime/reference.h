@@ -140,12 +140,18 @@ inline Selected select(const LayerView& view, int64_t head, const std::vector<fl
     const auto keep_best = [&](int64_t wanted, bool reach) {
       kept.assign(v.clusters, false);
       keys = 0;
+      const auto takes = [&](int64_t before, int64_t with) {
+        return reach ? before < wanted : with - wanted < wanted - before;
+      };
       for (size_t r = 0; r < ranked.size(); ++r) {
         const int64_t with = keys + sizes[ranked[r]];
-        if (!(reach ? keys < wanted : with - wanted < wanted - keys)) {
-          if (r > 0) out.margin = std::min(out.margin, score[ranked[r - 1]] - score[ranked[r]]);
-          break;
+        const bool ends = !takes(keys, with);
+        // Which of the two is first matters at the end, and where the one before would not be
+        // taken as the second.
+        if (r > 0 && (ends || !takes(with - sizes[ranked[r - 1]], with))) {
+          out.margin = std::min(out.margin, score[ranked[r - 1]] - score[ranked[r]]);
         }
+        if (ends) break;
         kept[ranked[r]] = true;
         keys = with;
       }
@@ -159,7 +165,9 @@ inline Selected select(const LayerView& view, int64_t head, const std::vector<fl
       }
     }
     const auto part = [&](double share) {
-      return std::llround(share * static_cast<double>(view.slots));
+      const double exact = share * static_cast<double>(view.slots);
+      out.margin = std::min(out.margin, 2 * std::abs(exact - std::floor(exact) - 0.5));  // of 0.5
+      return std::llround(exact);
     };
     if (p.budget_rule && (finest || keys < part(p.share))) keep_best(part(p.share), !finest);
 
