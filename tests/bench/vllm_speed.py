@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--random", type=int, metavar="TOKENS", help="INDEX is made, of random keys")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--memory", type=float, default=0.9, help="fraction of the GPU's memory that vLLM takes")
+    parser.add_argument("--gpus", type=int, default=1, help="that share the model, by tensor parallelism")
     parser.add_argument("--graphs", default="FULL_AND_PIECEWISE",
                         choices=["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"],
                         help="CUDA graphs; NONE and FULL_DECODE_ONLY are without torch.compile")
@@ -133,6 +134,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     engine = vllm.LLM(arguments.model, skip_tokenizer_init=True, load_format=arguments.load_format,
                       dtype=arguments.dtype, max_model_len=(tokens if in_prompt else 0) + room, max_num_seqs=most,
                       enforce_eager=arguments.graphs == "NONE", disable_log_stats=True,
+                      tensor_parallel_size=arguments.gpus, disable_custom_all_reduce=True,
                       compilation_config={"cudagraph_mode": arguments.graphs} | (
                          {"mode": 0, "cudagraph_capture_sizes": arguments.requests}
                          if arguments.graphs == "FULL_DECODE_ONLY" else {}),
