@@ -43,10 +43,30 @@ inline std::vector<std::vector<StateTensor>> layered_state() {
   return out;
 }
 
-// 47 tokens. The recent layers get all of them, or those alone that they store.
+constexpr int64_t kLayeredTokens = 47;
+
+struct LayeredRows {
+  std::vector<float> keys, values, queries;
+};
+// Of the last `tokens` tokens; queries of `tail`.
+inline LayeredRows layered_rows(const LayerGeometry& own, int64_t layer, int64_t tokens,
+                                int64_t tail) {
+  const auto rows = [&](int64_t dim, uint64_t seed) {
+    std::vector<float> out;
+    for (int64_t h = 0; h < own.kv_heads; ++h) {
+      const auto all = Random(100 * seed + static_cast<uint64_t>(h)).normals(kLayeredTokens * dim);
+      out.insert(out.end(), all.end() - tokens * dim, all.end());
+    }
+    return out;
+  };
+  const auto seed = static_cast<uint64_t>(layer);
+  return {rows(own.head_dim, seed), rows(own.value_dim, 10 + seed),
+          Random(20 + seed).normals(own.query_heads * tail * own.head_dim)};
+}
+
+// The recent layers get all tokens, or those alone that they store.
 inline Status write_layered_index(const std::string& path, BuildOptions options = {},
                                   bool all_tokens = true) {
-  constexpr int64_t kTokens = 47;
   options.sink = 2;
   options.tail = 5;
   options.level_fractions = {0.1, 0.3};
@@ -55,31 +75,19 @@ inline Status write_layered_index(const std::string& path, BuildOptions options 
   options.engine = "faiss";
   options.state = layered_state();
   const ModelDescription model = layered_model();
-  const std::vector<int32_t> ids(kTokens, 3);
+  const std::vector<int32_t> ids(kLayeredTokens, 3);
   SQZ_ASSIGN_OR_RETURN(const auto builder,
                        IndexBuilder::create(Env::posix(), path, true, model, ids, "", options));
-  const auto rows = [](int64_t heads, int64_t tokens, int64_t dim, uint64_t seed) {
-    std::vector<float> out;  // of each head's last tokens
-    for (int64_t h = 0; h < heads; ++h) {
-      const auto all = Random(100 * seed + static_cast<uint64_t>(h)).normals(kTokens * dim);
-      out.insert(out.end(), all.end() - tokens * dim, all.end());
-    }
-    return out;
-  };
   for (int64_t l = 0; l < model.layers; ++l) {
     const LayerGeometry own = model.layer(l);
     for (const StateTensor& state : options.state[static_cast<size_t>(l)]) {
       SQZ_RETURN_IF_ERROR(builder->add_state(l, state));
     }
     if (!own.has_keys()) continue;
-    const auto seed = static_cast<uint64_t>(l);
-    const int64_t seen = own.first_seen(kTokens);
-    const int64_t tokens = all_tokens ? kTokens : kTokens - seen;
-    const auto keys = rows(own.kv_heads, tokens, own.head_dim, seed);
-    const auto values = rows(own.kv_heads, tokens, own.value_dim, 10 + seed);
-    const auto queries = Random(20 + seed).normals(own.query_heads * options.tail * own.head_dim);
+    const int64_t unseen = all_tokens ? 0 : own.first_seen(kLayeredTokens);
+    const auto rows = layered_rows(own, l, kLayeredTokens - unseen, options.tail);
     SQZ_RETURN_IF_ERROR(
-        builder->add_layer(l, {.keys = keys, .values = values, .queries = queries}));
+        builder->add_layer(l, {.keys = rows.keys, .values = rows.values, .queries = rows.queries}));
   }
   return builder->finish().status();
 }

@@ -50,40 +50,6 @@ TEST_F(Engine, StridesOfLseKeepItsElementsApart) {
   EXPECT_EQ(sqz_attend(session.handle(), &huge.args), SQZ_INVALID_ARGUMENT);
 }
 
-TEST_F(Engine, RequestsOfSeveralIndexesAndOfNone) {
-  ASSERT_NO_FATAL_FAILURE(write_other(testing::c_index_options()));
-  const runtime::Index index(path()), other(other_path());
-  runtime::Session session(index, testing::held_budget(0.2));
-  session.put(5, other);
-  sqz_context contexts[] = {{0, 0, 0}, {-1, 0, 0}, {5, 0, 0}, {5, 0, 0}, {0, 0, 0}, {-1, 0, 0}};
-  const int64_t indptr[] = {0, 2, 5, 6, 9, 9, 10};
-  Call all(10);
-  all.args.indptr = indptr;
-  all.args.requests = 6;
-  all.args.contexts = contexts;
-  session.attend(all.args);
-  runtime::Session alone(other, testing::held_budget(0.2));
-  const auto expect_near = [](std::span<const float> found, std::span<const float> expected) {
-    for (size_t i = 0; i < expected.size(); ++i) {
-      ASSERT_TRUE(found[i] == expected[i] || std::abs(found[i] - expected[i]) < 1e-5f) << i;
-    }
-  };
-  for (size_t r = 0; r < 6; ++r) {
-    const auto first = static_cast<size_t>(indptr[r]);
-    Call one(indptr[r + 1] - indptr[r]);
-    std::copy_n(all.q.begin() + indptr[r] * 64, one.q.size(), one.q.begin());
-    one.lse.assign(one.lse.size(), -INFINITY);
-    if (contexts[r].slot >= 0) (contexts[r].slot == 5 ? alone : session).attend(one.args);
-    expect_near(std::span(all.out).subspan(first * 64), one.out);
-    expect_near(std::span(all.lse).subspan(first * 4), one.lse);
-  }
-  EXPECT_EQ(session.stats(0, 5).keys_read, alone.stats(0).keys_read);
-  // A selection is of the first request.
-  EXPECT_EQ(session.select(all.args, 2).size(), 2u);
-  contexts[0].slot = -1;
-  EXPECT_THROW(session.select(all.args, 2), runtime::Error);
-}
-
 TEST_F(Engine, SlotsAreFilledAndEmptied) {
   ASSERT_NO_FATAL_FAILURE(write_other(testing::c_index_options()));
   const runtime::Index index(path()), other(other_path());
@@ -104,6 +70,7 @@ TEST_F(Engine, SlotsAreFilledAndEmptied) {
   session.attend(expected.args);
   EXPECT_EQ(call.out, expected.out);
   EXPECT_EQ(session.stats(0, 1).selections, 1u);
+  EXPECT_EQ(session.select(call.args, 2).size(), 2u);
   session.empty(1);
   session.empty(77);
   EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
@@ -114,6 +81,7 @@ TEST_F(Engine, SlotsAreFilledAndEmptied) {
   session.attend(call.args);
   EXPECT_EQ(call.out, std::vector<float>(call.out.size(), 0.0f));
   EXPECT_EQ(call.lse, std::vector<float>(call.lse.size(), -INFINITY));
+  EXPECT_THROW(session.select(call.args, 2), runtime::Error);
 }
 
 // Calls wait for each other, and those that fill and empty slots with them.
@@ -172,9 +140,8 @@ TEST_F(Engine, IndexesOfOneSessionAreOfOneModel) {
   limits.put(1, index);
 }
 
-// Queries are turned back by the offset, and states merged: tests/python has the whole against
-// float64.
-TEST_F(Engine, ContextsOneBehindTheOther) {
+// Queries are turned back by the offset, and states merged: tests/python has that against float64.
+TEST_F(Engine, ContextsThatCannotFollowOneAnother) {
   testing::TinyIndexOptions options = testing::c_index_options();
   options.windows = {};
   ASSERT_NO_FATAL_FAILURE(write_other(options));
@@ -182,42 +149,6 @@ TEST_F(Engine, ContextsOneBehindTheOther) {
   auto held = testing::held_budget(0.2);
   held.max_contexts = 3;
   runtime::Session session(plain, held);
-  session.put(1, plain);
-  const sqz_context contexts[] = {{0, 0, 0},  {1, 4, 5000}, {-1, 0, 0},   // two
-                                  {-1, 0, 0}, {1, 0, 0},    {-1, 0, 0}};  // one
-  const int64_t indptr[] = {0, 2, 3};
-  Call all(3), first(3), second(2);
-  all.args.indptr = indptr;
-  all.args.requests = 2;
-  all.args.contexts = contexts;
-  all.args.contexts_each = 3;
-  session.attend(all.args);
-  first.args.indptr = indptr;
-  first.args.requests = 2;
-  session.attend(first.args);
-  for (int64_t row = 0; row < 8; ++row) {  // [2, Hq]
-    for (int64_t i = 0; i < 8; ++i) {
-      const double angle = 5000 * std::pow(10000.0, -static_cast<double>(i) / 8);
-      const double a = all.q[row * 16 + i], b = all.q[row * 16 + 8 + i];
-      second.q[row * 16 + i] = static_cast<float>(a * std::cos(angle) + b * std::sin(angle));
-      second.q[row * 16 + 8 + i] = static_cast<float>(b * std::cos(angle) - a * std::sin(angle));
-    }
-  }
-  const sqz_context skipped = {1, 4, 0};
-  second.args.contexts = &skipped;
-  session.attend(second.args);
-  Call two(2);
-  std::copy_n(first.out.begin(), two.out.size(), two.out.begin());
-  std::copy_n(first.lse.begin(), two.lse.size(), two.lse.begin());
-  ASSERT_EQ(
-      sqz_merge_states(&two.out_tensor, &two.lse_tensor, &second.out_tensor, &second.lse_tensor),
-      SQZ_OK);
-  for (size_t i = 0; i < all.lse.size(); ++i) {
-    EXPECT_NEAR(all.lse[i], i < 8 ? two.lse[i] : first.lse[i], 2e-3f) << i;
-  }
-  for (size_t i = 0; i < all.out.size(); ++i) {
-    EXPECT_NEAR(all.out[i], i < 128 ? two.out[i] : first.out[i], 2e-3f) << i;
-  }
   const auto refused = [&](sqz_session* in, sqz_context context, sqz_status status) {
     Call call(1);
     call.args.contexts = &context;
@@ -228,8 +159,11 @@ TEST_F(Engine, ContextsOneBehindTheOther) {
   refused(runtime::Session(plain, testing::held_budget(0.2)).handle(), {0, 0, 5},
           SQZ_INVALID_ARGUMENT);                                                // no max_contexts
   refused(runtime::Session(index, held).handle(), {0, 0, 5}, SQZ_UNSUPPORTED);  // windows
-  all.args.contexts_each = 4;
-  EXPECT_EQ(sqz_attend(session.handle(), &all.args), SQZ_INVALID_ARGUMENT);
+  const sqz_context none_of_four[] = {{-1, 0, 0}, {-1, 0, 0}, {-1, 0, 0}, {-1, 0, 0}};
+  Call many(1);
+  many.args.contexts = none_of_four;
+  many.args.contexts_each = 4;
+  EXPECT_EQ(sqz_attend(session.handle(), &many.args), SQZ_INVALID_ARGUMENT);
   held.max_contexts = 9;
   sqz_session* none = nullptr;
   EXPECT_EQ(sqz_session_create(plain.handle(), &held, &none), SQZ_INVALID_ARGUMENT);

@@ -69,10 +69,10 @@ def turned(rows, positions):
 def test_documents_one_behind_the_other(heads):
     """As one text whose second half are the same keys, turned, without its first tokens."""
     info = heads.info
-    session, q = sqz.Session(heads, selector="dense", max_contexts=3), queries(info, 3)
+    session, q = sqz.Session(heads, selector="dense", max_contexts=3), queries(info, 4)
     session.put(1, heads)
     both = [sqz.Context(0), sqz.Context(1, offset=info.tokens, skip=info.sink)]
-    out, lse = session.attend(1, q, indptr=[0, 2, 3], contexts=[both, None])
+    out, lse = session.attend(1, q, indptr=[0, 2, 3, 4], contexts=[both, None, [sqz.Context(0)]])
     keys, values = Stored(info.path).keys_and_values(1)
     assert info.sink > 0
     later = turned(keys[:, info.sink:], info.tokens)
@@ -81,6 +81,7 @@ def test_documents_one_behind_the_other(heads):
     np.testing.assert_allclose(out[:2], expected_out[:2], atol=1e-4)
     np.testing.assert_allclose(lse[:2], expected_lse[:2], atol=1e-4)
     assert np.isneginf(lse[2]).all() and not out[2].any()
+    np.testing.assert_allclose(lse[3:], session.attend(1, q[3:])[1], atol=1e-5)
 
 
 def test_sinks_are_a_key_without_a_value():
