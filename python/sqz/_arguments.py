@@ -169,8 +169,7 @@ def arguments(layer: int, q: DLPackTensor, out: DLPackTensor | None, lse: DLPack
             raise ValueError(f"contexts: found those of {contexts.requests} requests, expected {shape[0]}")
         device_contexts, each = contexts.words.data_ptr(), contexts.each
     elif contexts is not None:
-        expected = 1 if indptr is None else requests
-        if contexts.requests != expected:
+        if contexts.requests != (expected := 1 if indptr is None else requests):
             raise ValueError(f"contexts: found those of {contexts.requests} requests, expected {expected}")
         host_contexts, each = c.addressof(contexts.array), contexts.each
     stream = stream_of(q) or 0 if stream is None else stream

@@ -13,15 +13,6 @@ import sqz
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
-    """One call to sqz: its rows, where its requests begin, counted from the first row, and their places in the batch."""
-
-    rows: slice
-    indptr: list[int]
-    owners: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Rows:
     """The rows of a forward pass that ask the index, and in which calls."""
 
@@ -41,21 +32,22 @@ def real_tokens(mask: torch.Tensor | None, tokens: int) -> torch.Tensor | None:
     return None if bool(real.all()) else real
 
 
-def cut(lengths: Sequence[int], most: int, block: int) -> list[Piece]:
-    """Calls of at most `most` rows for requests of these lengths, which are cut where blocks end, if there are any."""
+def cut(lengths: Sequence[int], most: int, block: int) -> list[tuple[slice, list[int], tuple[int, ...]]]:
+    """Calls of at most `most` rows for requests of these lengths, which are cut where blocks end, if there are any: their
+    rows, where the requests begin, counted from the first row, and whose they are: places in the batch."""
     most_of_request = most // block * block if 0 < block <= most else most
-    pieces: list[Piece] = []
+    calls = []
     first, indptr, owners = 0, [0], list[int]()
     for owner, length in enumerate(lengths):
         while length > 0:
             taken = min(length, most_of_request)
             if indptr[-1] + taken > most:
-                pieces.append(Piece(slice(first, first + indptr[-1]), indptr, tuple(owners)))
+                calls.append((slice(first, first + indptr[-1]), indptr, tuple(owners)))
                 first, indptr, owners = first + indptr[-1], [0], []
             indptr.append(indptr[-1] + taken)
             owners.append(owner)
             length -= taken
-    return pieces + [Piece(slice(first, first + indptr[-1]), indptr, tuple(owners))] if owners else pieces
+    return calls + [(slice(first, first + indptr[-1]), indptr, tuple(owners))] if owners else calls
 
 
 _servings: "weakref.WeakValueDictionary[int, Serving]" = weakref.WeakValueDictionary()
@@ -92,18 +84,17 @@ class Serving:
     def find_rows(self, batch: int, tokens: int, mask: torch.Tensor | None, positions: torch.Tensor) -> Rows:
         real = real_tokens(mask, tokens) if tokens > 1 else None
         index = None if real is None else real.flatten().nonzero().flatten()
-        pieces = cut([tokens] * batch if real is None else real.sum(1).tolist(),
-                     self._most_of_request if tokens > 1 else self._most, self._block)
+        calls = cut([tokens] * batch if real is None else real.sum(1).tolist(),
+                    self._most_of_request if tokens > 1 else self._most, self._block)
         needed: Any = None
         if self._needs_positions:
             needed = positions.expand(batch, tokens).flatten()
             needed = needed if index is None else needed[index]
             if not needed.is_cuda or self._session.index.info.partition == "buckets":
                 needed = needed.cpu().numpy()
-        return Rows(index, [(piece.rows if len(pieces) > 1 else None, {
-            "indptr": np.array(piece.indptr) if len(piece.owners) > 1 else None,
-            "positions": None if needed is None else needed[piece.rows],
-            "contexts": self._contexts_of(piece.owners)}) for piece in pieces])
+        return Rows(index, [(rows if len(calls) > 1 else None, {
+            "indptr": np.array(indptr) if len(owners) > 1 else None, "contexts": self._contexts_of(owners),
+            "positions": None if needed is None else needed[rows]}) for rows, indptr, owners in calls])
 
     def _contexts_of(self, owners: tuple[int, ...]) -> sqz.Contexts | None:
         """Made once for the same rows."""
