@@ -57,12 +57,6 @@ def tokens_of(tokenizer, text):
     return tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
 
 
-def test_dense_is_transformers_over_the_whole_context(model, tokenizer, context, ask):
-    for text in QUESTIONS:
-        expected = whole_answers(model, context, tokens_of(tokenizer, text))
-        assert ask([text], {"selector": "dense"}) == expected, text
-
-
 @pytest.fixture(scope="module")
 def log(model, tokenizer, tmp_path_factory):
     """Another document: its tokens [1, 500] and its index."""
@@ -193,26 +187,3 @@ def test_streaming_pipeline_and_conversation(model, tokenizer, index, ask):
         rest = model.generate(half.sequences, attention_mask=torch.ones_like(half.sequences), max_new_tokens=12,
                               do_sample=False, past_key_values=half.past_key_values)
         assert rest[0, question.shape[1]:].tolist() == expected
-
-
-def test_several_contexts_in_turn(model, tokenizer, context, index, tmp_path):
-    sqz.transformers.capture(model, context[:, :900], tmp_path / "short.h5")
-    short = build(tmp_path / "short.h5", tmp_path / "short.sqz")
-    question = tokens_of(tokenizer, QUESTIONS[0])
-    expected = {path: whole_answers(model, context[:, :tokens], question)
-                for path, tokens in ((index, TOKENS), (short, 900))}
-    assert expected[index] != expected[short]
-    with sqz.Index(index) as kept:
-        for path in (index, short, index):
-            with sqz.transformers.FixedContext(model, kept if path == index else path, selector="dense", threads=1):
-                assert answers(model, question) == expected[path]
-
-
-def test_forward_without_generate(model, tokenizer, context, index):
-    question = tokens_of(tokenizer, QUESTIONS[0])
-    with torch.no_grad():
-        expected = model(torch.cat([context, question], 1)).logits[:, TOKENS:]
-        with sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
-            # Keys of the index are float16.
-            torch.testing.assert_close(model(question).logits, expected, atol=0.05, rtol=0)
-            torch.testing.assert_close(model(question, use_cache=False).logits, expected, atol=0.05, rtol=0)

@@ -360,6 +360,7 @@ def test_a_question_in_two_parts_and_under_autocast(model, index):
     cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad(), sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
         expected = model(QUESTION).logits[0, -1]
+        torch.testing.assert_close(model(QUESTION, use_cache=False).logits[0, -1], expected)
         model(QUESTION[:, :4], past_key_values=cache)
         torch.testing.assert_close(model(QUESTION[:, 4:], past_key_values=cache).logits[0, -1], expected, atol=1e-3,
                                    rtol=1e-3)
