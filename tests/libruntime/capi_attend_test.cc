@@ -149,7 +149,7 @@ TEST_F(CApi, NoTokensIsNoWork) {
   EXPECT_EQ(session.stats().selections, 0u);
 }
 
-TEST_F(CApi, SelectTellsTheRuns) {
+TEST_F(CApi, SelectNeedsRoomForTheRuns) {
   runtime::Session session(*index_, testing::held_budget(0.2));
   Call call(3);
   call.args.out = nullptr;
@@ -157,15 +157,6 @@ TEST_F(CApi, SelectTellsTheRuns) {
   const auto heads = session.select(call.args, 2);
   ASSERT_EQ(heads.size(), 2u);
   EXPECT_EQ(session.stats().selections, 0u);
-  Call attended(3);
-  session.attend(attended.args);
-  uint64_t keys = 0;
-  for (const auto& runs : heads) {
-    for (const sqz_run& run : runs) keys += run.length;
-  }
-  EXPECT_EQ(keys, session.stats(0).keys_read);
-  EXPECT_GT(keys, 0u);
-
   int64_t indptr[3] = {}, count = 0;
   sqz_run one;
   EXPECT_EQ(sqz_select(session.handle(), &call.args, &one, 1, indptr, &count),

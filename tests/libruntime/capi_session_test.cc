@@ -116,13 +116,6 @@ TEST_F(CApi, QueriesBeforeRopeDecideWhichBucketsAreRead) {
   EXPECT_NE(outs[0], outs[1]);
 }
 
-TEST_F(CApi, IndexMayBeClosedBeforeItsSessions) {
-  runtime::Session session(*index_, testing::held_budget(0.2));
-  index_.reset();
-  Call call(2);
-  session.attend(call.args);
-}
-
 // Many threads with two sessions each on one index, which is closed while they attend; meanwhile
 // others open, check and close the same file.
 TEST_F(CApi, EverythingAtOnce) {

@@ -19,27 +19,6 @@ TEST_F(CApi, HeaderIsC99) {
   EXPECT_EQ(sqz_header_is_c99(), 1);
 }
 
-TEST_F(CApi, OpenAndDescribe) {
-  for (const sqz_open_mode mode : {SQZ_OPEN_MMAP, SQZ_OPEN_READ}) {
-    const runtime::Index index(path(), mode);
-    const sqz_index_info info = index.describe();
-    EXPECT_EQ(info.tokens, 5000);
-    EXPECT_EQ(info.sink, 16);
-    EXPECT_EQ(info.tail, 100);
-    EXPECT_EQ(info.layers, 2);
-    EXPECT_EQ(info.query_heads, 4);
-    EXPECT_EQ(info.kv_heads, 2);
-    EXPECT_EQ(info.head_dim, 16);
-    EXPECT_EQ(info.levels, 2);
-    EXPECT_DOUBLE_EQ(info.attention_scale, 0.25);
-    EXPECT_STREQ(info.architecture, "LlamaForCausalLM");
-    EXPECT_STREQ(info.tokens_hash, "00000000000000bb");
-    EXPECT_EQ(std::strlen(info.model_fingerprint), 16u);
-    EXPECT_EQ(std::strncmp(info.producer, "sqz ", 4), 0);
-    index.verify();
-  }
-}
-
 TEST_F(CApi, LayersThatAreNotThere) {
   sqz_layer_info info = make<sqz_layer_info>();
   EXPECT_EQ(sqz_index_describe_layer(index_->handle(), 1, &info), SQZ_OK);

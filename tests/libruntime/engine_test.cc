@@ -1,12 +1,8 @@
 // Engines need more of the C ABI than one call for one index: calls over several contexts and
-// without one, ranks of KV heads, fork().
-#include <sys/wait.h>
-#include <unistd.h>
-
+// without one, ranks of KV heads. tests/python forks.
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <span>
 #include <thread>
 
 #include "tests/libruntime/c_index.h"
@@ -17,9 +13,6 @@ namespace {
 using runtime::make;
 using testing::Call;
 
-struct CloseIndex {
-  void operator()(sqz_index* index) const { sqz_index_close(index); }
-};
 class Engine : public testing::CIndexTest {
  protected:
   // Another context of the same model.
@@ -203,50 +196,6 @@ TEST_F(Engine, RangesOfKvHeadsAreChecked) {
     EXPECT_EQ(sqz_session_create(index.handle(), &options, &session), SQZ_INVALID_ARGUMENT);
     EXPECT_NE(std::strstr(sqz_last_error(), "2 KV heads"), nullptr) << sqz_last_error();
   }
-}
-
-// The checks of a child of fork(); the bits that are missing from 15 say which failed.
-int look_from_child(sqz_index* index, sqz_session* session, const Call& expected) {
-  int good = 0;
-  Call call(2);
-  if (sqz_attend(session, &call.args) == SQZ_UNSUPPORTED) good |= 1;
-  if (std::strstr(sqz_last_error(), "fork()") != nullptr) good |= 2;
-  auto options = testing::held_budget(0.2);
-  sqz_session* own = nullptr;
-  if (sqz_session_create(index, &options, &own) == SQZ_OK &&
-      sqz_attend(own, &call.args) == SQZ_OK && call.out == expected.out) {
-    good |= 4;
-  }
-  sqz_session_destroy(own);
-  sqz_session_destroy(session);
-  sqz_index_close(index);
-  return good | 8;
-}
-
-TEST_F(Engine, AForkedChildSharesTheIndexAlone) {
-  sqz_index* opened = nullptr;
-  ASSERT_EQ(sqz_index_open(path().c_str(), SQZ_OPEN_MMAP, &opened), SQZ_OK);
-  const std::unique_ptr<sqz_index, CloseIndex> index(opened);
-  auto options = testing::held_budget(0.2);  // two threads, which a child does not have
-  sqz_session* session = nullptr;
-  ASSERT_EQ(sqz_session_create(opened, &options, &session), SQZ_OK);
-  Call expected(2);
-  ASSERT_EQ(sqz_attend(session, &expected.args), SQZ_OK);
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    alarm(60);
-    _exit(look_from_child(opened, session, expected));
-  }
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status)) << "the child hung or crashed";
-  EXPECT_EQ(WEXITSTATUS(status), 15);
-  // The parent goes on as if nothing had been.
-  Call again(2);
-  EXPECT_EQ(sqz_attend(session, &again.args), SQZ_OK) << sqz_last_error();
-  EXPECT_EQ(again.out, expected.out);
-  sqz_session_destroy(session);
 }
 
 // Every U32 tensor of the index filled with random numbers, in place. Floats stay, since one that

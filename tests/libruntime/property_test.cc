@@ -299,7 +299,7 @@ class Property {
         for (int64_t head = 0; head < own.kv_heads; ++head) {
           const auto selected =
               check_selection(layer, head, q.part(t, tokens, head * group, group), runs[head]);
-          if (::testing::Test::HasFatalFailure()) return;
+          if (::testing::Test::HasFailure()) return;
           keys +=
               static_cast<uint64_t>(std::count(selected.slots.begin(), selected.slots.end(), true));
           bytes += static_cast<uint64_t>(oracle_->bytes_read(layer, head, selected));
