@@ -85,8 +85,8 @@ double mean_over_heads(const CalibrationInput& input, int scope, int first, int 
   return sum / static_cast<double>(input.sparse.size() * kHeads);
 }
 
-Calibration calibrated(const CalibrationInput& input, int threads = 2) {
-  auto result = calibrate(input, threads);
+Calibration calibrated(const CalibrationInput& input) {
+  auto result = calibrate(input, 2);
   EXPECT_TRUE(result.ok()) << result.status().message();
   return result.ok() ? std::move(result).value() : Calibration();
 }
@@ -171,14 +171,6 @@ TEST(Calibrate, WhatTheTreeCannotKeepGetsTheLowestThreshold) {
   EXPECT_GT(curve(c, 0, 1)[kLast * 45 / 100], -1000.0f);
   EXPECT_LT(curve(c, 0, 1)[kLast * 55 / 100], -1e30f);
   EXPECT_GT(curve(c, 0, 0)[kLast * 55 / 100], -1000.0f);
-}
-
-TEST(Calibrate, SameBitsForAnyThreads) {
-  const CalibrationInput input = make_input({12, 150}, 1500);
-  const Calibration one = calibrated(input, 1), many = calibrated(input, 5);
-  EXPECT_EQ(one.thresholds, many.thresholds);
-  EXPECT_EQ(one.coarse, many.coarse);
-  EXPECT_EQ(one.shares, many.shares);
 }
 
 TEST(Calibrate, AScopeWithoutCallsTakesWhatThereIs) {

@@ -6,23 +6,9 @@
 #include <chrono>
 #include <stdexcept>
 #include <thread>
-#include <vector>
 
 namespace sqz {
 namespace {
-
-TEST(Parallel, EachIndexOnce) {
-  for (int threads : {1, 2, 7}) {
-    for (size_t count : {0, 100}) {
-      std::vector<std::atomic<int>> calls(count);
-      EXPECT_TRUE(parallel_for(std::ssize(calls), threads, [&](int64_t i) {
-                    ++calls[i];
-                    return Status();
-                  }).ok());
-      for (const auto& one : calls) EXPECT_EQ(one.load(), 1);
-    }
-  }
-}
 
 TEST(Parallel, ReportsTheLowestFailure) {
   for (int round = 0; round < 200; ++round) {

@@ -50,8 +50,6 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
   using Change = void (*)(sqz_session_options&);
   const std::pair<Change, sqz_status> bad[] = {
       {[](auto& o) { o.budget = 0; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.budget = -0.1; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.budget = 1.5; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.budget = 0.01; }, SQZ_INVALID_ARGUMENT},  // below the centroids
       {[](auto& o) { o.keep = 0.1; }, SQZ_INVALID_ARGUMENT},     // both
       {[](auto& o) { o.device_type = 2; }, SQZ_UNSUPPORTED},
@@ -60,19 +58,15 @@ TEST_F(CApi, SessionOptionsOutOfRange) {
       {[](auto& o) { o.selector = 8; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = SQZ_SELECTOR_QUEST; }, SQZ_UNSUPPORTED},  // of pages
-      {[](auto& o) { o.selector = SQZ_SELECTOR_H2O; }, SQZ_UNSUPPORTED},    // no order
-      {[](auto& o) { o.selector = SQZ_SELECTOR_SAAP; }, SQZ_UNSUPPORTED},   // no buckets
       {[](auto& o) { o.layer_scales = scales; }, SQZ_INVALID_ARGUMENT},     // no count
       {[](auto& o) { o.layer_scale_count = 2; }, SQZ_INVALID_ARGUMENT},     // no scales
       {[](auto& o) { o.layer_scales = scales, o.layer_scale_count = -2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.layer_scales = scales, o.layer_scale_count = 3; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.uniform_layers = 2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.dense_layers = 3; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.dense_layers = -2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.selector = SQZ_SELECTOR_DENSE; }, SQZ_INVALID_ARGUMENT},  // with a budget
       {[](auto& o) { o.rule = 2; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.levels = 3; }, SQZ_INVALID_ARGUMENT},
-      {[](auto& o) { o.levels = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.block = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.max_tokens = -1; }, SQZ_INVALID_ARGUMENT},
       {[](auto& o) { o.max_request_tokens = -1; }, SQZ_INVALID_ARGUMENT},
