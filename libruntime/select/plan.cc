@@ -85,14 +85,23 @@ GridPoint grid_point(double keep) {
 
 }  // namespace
 
-ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped) {
-  // Scattered keys of codes stand on the means of nearly every cluster.
-  const int64_t means =
-      view.coded_keys.bits > 0 ? view.level[static_cast<size_t>(view.levels - 1)].clusters : 0;
-  return {.tokens = static_cast<double>(view.slots + view.exact),
-          .fixed = static_cast<double>(view.exact - exact_skipped + means),
-          .per_keep = static_cast<double>(view.slots) * slot_units(view),
-          .fixed_names = exact_skipped > 0 ? "tail" : "sink and tail"};
+ReadingCost keys_cost(std::span<const LayerView> layers, int64_t exact_skipped) {
+  ReadingCost cost{.fixed_names = exact_skipped > 0 ? "tail" : "sink and tail"};
+  double sparse = 0;
+  for (const LayerView& view : layers) {
+    if (view.slots == 0) continue;
+    ++sparse;
+    const auto slots = static_cast<double>(view.slots);
+    cost.tokens += slots + static_cast<double>(view.exact);
+    cost.per_keep += slots * slot_units(view);
+    cost.fixed += static_cast<double>(view.exact - exact_skipped);
+    // Scattered keys of codes stand on the means of nearly every cluster.
+    if (view.coded_keys.bits > 0) {
+      cost.fixed += static_cast<double>(view.level[view.levels - 1].clusters);
+    }
+  }
+  for (double* sum : {&cost.tokens, &cost.per_keep, &cost.fixed}) *sum /= sparse;
+  return cost;
 }
 
 ReadingCost pages_cost(const SelectorInputs& inputs, const SelectionRequest&, SelectionPlan&) {

@@ -75,7 +75,7 @@ struct SelectionPlan {
 // A context below this many tokens for which a budget cannot be met runs dense instead.
 inline constexpr int64_t kShortContext = 4096;
 
-// ---- What a sparse layer costs.
+// ---- What a sparse layer costs, the mean of all.
 
 // In units of one key and its value of 16 bits, as a function of the fraction of the clustered keys
 // that are kept: fixed + keep * per_keep. See docs/runtime.md, "How much is read".
@@ -89,7 +89,7 @@ struct ReadingCost {
 
 // The cost of a selector that reads nothing to decide: the keys that it keeps, and the exact keys
 // but for the first `exact_skipped`.
-ReadingCost keys_cost(const LayerView& view, int64_t exact_skipped);
+ReadingCost keys_cost(std::span<const LayerView> layers, int64_t exact_skipped);
 // The cost of pages: their bounds are read, and at least one page.
 ReadingCost pages_cost(const SelectorInputs& inputs, const SelectionRequest& request,
                        SelectionPlan& plan);

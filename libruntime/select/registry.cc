@@ -198,10 +198,9 @@ Result<PreparedSelector> prepare_selector(const SelectorInputs& inputs,
   if (request.thresholds != nullptr) {
     SQZ_RETURN_IF_ERROR(fill_explicit(request.thresholds, plan));
   } else {
-    const LayerView& sparse = *first_sparse(inputs.index.layers);
     const ReadingCost cost = type.cost != nullptr
                                  ? type.cost(inputs, request, plan)
-                                 : keys_cost(sparse, exact_skipped(type, metadata));
+                                 : keys_cost(inputs.index.layers, exact_skipped(type, metadata));
     SQZ_RETURN_IF_ERROR(settle(cost, request, inputs.path, plan));
     if (plan.dense) return out;
   }

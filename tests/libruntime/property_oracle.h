@@ -195,14 +195,7 @@ class PropertyOracle {
       out.least_keep = std::min(1.0, static_cast<double>(any->page_size) / slots);
     } else if (c_.selector != SQZ_SELECTOR_SQUEEZED) {
       if (c_.selector == SQZ_SELECTOR_WINDOW) out.fixed -= static_cast<double>(metadata_.sink);
-      // The first sparse layer stands for all.
-      const auto first = std::find_if(views_.begin(), views_.end(),
-                                      [](const LayerView& v) { return v.slots > 0; });
-      const bool first_coded = first->coded_keys.bits > 0;
-      const auto row =
-          static_cast<double>((first->head_dim + first->value_dim) * dtype_size(first->dtype));
-      out.per_keep = slots * (first_coded ? static_cast<double>(first->slot_bytes()) / row : 1);
-      if (first_coded) out.fixed += finest;
+      out.fixed += coded * finest;  // scattered keys stand on all means
     } else {
       const auto through = [&](int k) {  // share of the keys below the clusters of level k
         const auto& keep = calibration_.coarse_keep;
