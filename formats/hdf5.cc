@@ -75,11 +75,15 @@ Status check_stored(const Hdf5Dataset& dataset, hid_t file, bool compressed) {
                      "a file that holds all elements of the shape");
 }
 
-}  // namespace
-
-bool Hdf5Id::reset() {
-  return id_ < 0 || H5Idec_ref(std::exchange(id_, -1)) >= 0;  // closes, whatever it is
+// All elements, each as `each` numbers of T, which `type` describes.
+template <class T>
+Result<std::vector<T>> read_as(const Hdf5Dataset& dataset, hid_t type, int64_t each = 1) {
+  std::vector<T> out(static_cast<size_t>(checked_elements(dataset.shape).value_or(0) * each));
+  if (H5Dread(dataset.id.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, out.data()) >= 0) return out;
+  return hdf5_error(dataset.file, dataset.name);
 }
+
+}  // namespace
 
 Hdf5Quiet::Hdf5Quiet() {
   [[maybe_unused]] static const herr_t once = H5dont_atexit();
@@ -159,13 +163,8 @@ Result<DType> number_type(const Hdf5Dataset& dataset) {
 }
 
 Result<std::vector<std::byte>> read_bytes(const Hdf5Dataset& dataset, DType type) {
-  const int64_t count = checked_elements(dataset.shape).value_or(0);
-  std::vector<std::byte> out(static_cast<size_t>(count * dtype_size(type)));
   const Hdf5Id stored(H5Dget_type(dataset.id.get()));
-  if (H5Dread(dataset.id.get(), stored.get(), H5S_ALL, H5S_ALL, H5P_DEFAULT, out.data()) < 0) {
-    return hdf5_error(dataset.file, dataset.name);
-  }
-  return out;
+  return read_as<std::byte>(dataset, stored.get(), dtype_size(type));
 }
 
 std::vector<std::string> names_in(hid_t file, const std::string& group) {
@@ -189,28 +188,14 @@ Result<std::vector<int64_t>> read_integers(const Hdf5Dataset& dataset) {
     return dataset.bad("another element type", "integers of at most 64 bits");
   }
   if (dataset.shape.size() != 1) return dataset.bad(shape_text(dataset.shape), "one dimension");
-  std::vector<int64_t> out(static_cast<size_t>(dataset.shape[0]));
-  if (H5Dread(dataset.id.get(), H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, out.data()) < 0) {
-    return hdf5_error(dataset.file, dataset.name);
-  }
-  return out;
+  return read_as<int64_t>(dataset, H5T_NATIVE_INT64);
 }
 
 Result<std::vector<float>> read_floats(const Hdf5Dataset& dataset, DType type) {
-  const int64_t count = checked_elements(dataset.shape).value_or(0);
-  std::vector<float> out(static_cast<size_t>(count));
-  const auto read = [&](hid_t memory_type, void* data) -> Status {
-    if (H5Dread(dataset.id.get(), memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data) >= 0) return {};
-    return hdf5_error(dataset.file, dataset.name);
-  };
-  if (type == DType::kF32) {
-    SQZ_RETURN_IF_ERROR(read(H5T_NATIVE_FLOAT, out.data()));
-    return out;
-  }
-  std::vector<uint16_t> bits(out.size());
-  SQZ_RETURN_IF_ERROR(
-      read(type == DType::kF16 ? half_type().get() : H5T_NATIVE_UINT16, bits.data()));
-  to_floats(bits.data(), type, count, out.data());
+  if (type == DType::kF32) return read_as<float>(dataset, H5T_NATIVE_FLOAT);
+  SQZ_ASSIGN_OR_RETURN(const auto bytes, read_bytes(dataset, type));
+  std::vector<float> out(bytes.size() / 2);
+  to_floats(bytes.data(), type, std::ssize(out), out.data());
   return out;
 }
 

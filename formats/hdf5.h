@@ -41,11 +41,12 @@ class Hdf5Id {
     std::swap(id_, other.id_);
     return *this;
   }
-  ~Hdf5Id() { reset(); }
+  ~Hdf5Id() {
+    if (id_ >= 0) H5Idec_ref(id_);  // closes, whatever it is
+  }
 
   hid_t get() const { return id_; }
   bool ok() const { return id_ >= 0; }
-  bool reset();  // closes; false if HDF5 failed to
 
  private:
   hid_t id_ = -1;

@@ -1,6 +1,5 @@
 #include "formats/sqz_writer.h"
 
-#include "formats/base/hash.h"
 #include "formats/container_writer.h"
 #include "formats/sqz_metadata.h"
 
@@ -82,11 +81,7 @@ SqzWriter::~SqzWriter() = default;
 
 Result<uint64_t> SqzWriter::planned_bytes(const IndexMetadata& metadata,
                                           const ClusterCounts& clusters) {
-  IndexMetadata named = metadata;
-  if (named.producer.empty()) named.producer = producer_name();
-  named.version = std::max(named.version, kFormatVersion);
-  if (named.tokens_hash.empty()) named.tokens_hash = hex(uint64_t{0});
-  SQZ_ASSIGN_OR_RETURN(const ContainerLayout layout, lay_out(named, clusters, "index"));
+  SQZ_ASSIGN_OR_RETURN(const ContainerLayout layout, lay_out(metadata, clusters, "index"));
   return layout.bytes;
 }
 

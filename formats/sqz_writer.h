@@ -27,8 +27,7 @@ class SqzWriter {
   static Result<std::unique_ptr<SqzWriter>> create(Env& env, const std::string& path, bool replace,
                                                    IndexMetadata metadata,
                                                    const ClusterCounts& clusters);
-  // The size that the file will have, without creating it (for --dry-run). Hashes and the producer
-  // may be empty.
+  // The size that the file will have, without creating it (for --dry-run).
   static Result<uint64_t> planned_bytes(const IndexMetadata& metadata,
                                         const ClusterCounts& clusters);
   ~SqzWriter();

@@ -124,12 +124,14 @@ CalibrationInput calibration_input(const IndexMetadata& metadata, std::string so
 }
 
 std::vector<float> group_queries(const float* queries, int64_t kv_heads, int64_t group, int64_t n,
-                                 int64_t dim) {
-  std::vector<float> grouped(static_cast<size_t>(kv_heads * group * n * dim));
-  for (int64_t head = 0; head < kv_heads * group; ++head) {
+                                 int64_t dim, bool by_token) {
+  const int64_t heads = kv_heads * group;
+  std::vector<float> grouped(static_cast<size_t>(heads * n * dim));
+  for (int64_t head = 0; head < heads; ++head) {
     for (int64_t t = 0; t < n; ++t) {
+      const int64_t from = by_token ? t * heads + head : head * n + t;
       const int64_t row = ((head / group) * n + t) * group + head % group;
-      std::copy_n(queries + (head * n + t) * dim, dim, grouped.data() + row * dim);
+      std::copy_n(queries + from * dim, dim, grouped.data() + row * dim);
     }
   }
   return grouped;

@@ -60,9 +60,9 @@ struct CalibrationInput {
 // That of an index, without queries and layers.
 CalibrationInput calibration_input(const IndexMetadata& metadata, std::string source);
 
-// [Hq, n, d], as a model gives them, to [Hkv, n, group, d], as they are scored.
+// [Hq, n, d], or with `by_token` [n, Hq, d], to [Hkv, n, group, d], as they are scored.
 std::vector<float> group_queries(const float* queries, int64_t kv_heads, int64_t group, int64_t n,
-                                 int64_t dim);
+                                 int64_t dim, bool by_token = false);
 
 // Queries that are scored together, once: one selection.
 struct CalibrationUnit {

@@ -14,28 +14,10 @@ namespace {
 constexpr double kVerifyShare = 0.3;  // of the work, roughly
 constexpr double kCalibrateShare = 0.4;
 
-int64_t total(const std::vector<int64_t>& calls) {
-  return std::accumulate(calls.begin(), calls.end(), int64_t{0});
-}
-
-Status check_queries(const RecordedQueries& queries, const SqzFile& index) {
-  const ModelDescription& model = index.metadata().model;
-  const Refuse refuse{"calibration queries", Code::kInvalidArgument};
-  const bool positive = std::all_of(queries.calls.begin(), queries.calls.end(),
-                                    [](int64_t count) { return count > 0; });
-  const int64_t n = positive ? total(queries.calls) : 0;
-  if (n < 1 || std::cmp_not_equal(queries.layers.size(), model.layers)) {
-    return refuse("calls and layers",
-                  concat(queries.calls.size(), " calls, ", queries.layers.size(), " layers"),
-                  concat("1 call or more, ", model.layers, " layers"));
-  }
+Status check_finite(const RecordedQueries& queries, const ModelDescription& model) {
   const int64_t row = model.query_heads * model.head_dim;
-  for (int64_t layer = 0; layer < model.layers; ++layer) {
-    if (index.metadata().layers[static_cast<size_t>(layer)].dense) continue;
-    const std::vector<float>& given = queries.layers[static_cast<size_t>(layer)];
-    if (std::cmp_not_equal(given.size(), n * row)) {
-      return refuse(concat("layer ", layer), concat(given.size(), " floats"), n * row);
-    }
+  for (size_t layer = 0; layer < queries.layers.size(); ++layer) {
+    const std::vector<float>& given = queries.layers[layer];
     const auto bad =
         std::find_if_not(given.begin(), given.end(), [](float x) { return std::isfinite(x); });
     if (bad == given.end()) continue;
@@ -63,15 +45,8 @@ CalibrationLayer calibration_layer(const SqzFile& index, int64_t layer,
     out.levels.push_back({copy_of(static_cast<const std::byte*>(level.centroids), bytes),
                           copy_of(level.offsets, view.kv_heads * (level.clusters + 1))});
   }
-  // [n, Hq, d] to [Hkv, n, group, d].
-  const int64_t width = model.group_size() * model.head_dim;
-  out.queries.resize(queries.size());
-  for (int64_t t = 0; t < n; ++t) {
-    for (int64_t h = 0; h < model.kv_heads; ++h) {
-      std::copy_n(queries.begin() + (t * model.kv_heads + h) * width, width,
-                  out.queries.begin() + (h * n + t) * width);
-    }
-  }
+  out.queries = group_queries(queries.data(), model.kv_heads, model.group_size(), n, model.head_dim,
+                              /*by_token=*/true);
   return out;
 }
 
@@ -80,7 +55,7 @@ Result<Calibration> calibrate_index(const SqzFile& index, const RecordedQueries&
   const IndexMetadata& metadata = index.metadata();
   SQZ_ASSIGN_OR_RETURN(const Calibration before, index.calibration());
   CalibrationInput input = calibration_input(metadata, queries.source);
-  input.queries = total(queries.calls);
+  input.queries = std::accumulate(queries.calls.begin(), queries.calls.end(), int64_t{0});
   input.calls = queries.calls;
   if (!before.coarse_keep.empty()) input.coarse_keep = before.coarse_keep.front();
   for (int64_t layer = 0; layer < input.layers; ++layer) {
@@ -106,7 +81,7 @@ Result<uint64_t> recalibrate(Env& env, const SqzFile& index, const RecordedQueri
   };
   const auto run = [&]() -> Result<uint64_t> {
     SQZ_RETURN_IF_ERROR(check_calibratable(index));
-    SQZ_RETURN_IF_ERROR(check_queries(queries, index));
+    SQZ_RETURN_IF_ERROR(check_finite(queries, index.metadata().model));
     const auto show_verify = [&](uint64_t done, uint64_t all) {
       show(kVerifyShare * static_cast<double>(done) /
            static_cast<double>(std::max<uint64_t>(all, 1)));

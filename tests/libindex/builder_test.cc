@@ -336,8 +336,6 @@ TEST_F(BuilderTest, TooShortTextSaysHowMuchIsNeeded) {
 TEST_F(BuilderTest, OptionsAreChecked) {
   const QmodelFile& q = qmodel();
   const std::pair<const char*, std::function<void(BuildOptions&)>> cases[] = {
-      {"sink", [](BuildOptions& o) { o.sink = -1; }},
-      {"tail", [](BuildOptions& o) { o.tail = 0; }},
       {"levels", [](BuildOptions& o) { o.level_fractions = {}; }},
       {"levels",
        [](BuildOptions& o) {
@@ -349,16 +347,7 @@ TEST_F(BuilderTest, OptionsAreChecked) {
        }},
       {"clusters per token", [](BuildOptions& o) { o.level_fractions = {1.5}; }},
       {"clusters per token", [](BuildOptions& o) { o.level_fractions = {std::nan("")}; }},
-      {"coarse keep", [](BuildOptions& o) { o.coarse_keep = 0; }},
-      {"iterations", [](BuildOptions& o) { o.iterations = 0; }},
-      {"threads", [](BuildOptions& o) { o.threads = -2; }},
-      {"dtype", [](BuildOptions& o) { o.dtype = DType::kF32; }},
       {"engine", [](BuildOptions& o) { o.engine = "abacus"; }},
-      {"page size: found 0",
-       [](BuildOptions& o) {
-         o.partition = Partition::kPages;
-         o.page_size = 0;
-       }},
       {"query classifier: found none", [](BuildOptions& o) { o.partition = Partition::kBuckets; }},
       {"query classifier: found one", [&](BuildOptions& o) { o.qmodel = &q; }}};
   for (const auto& [field, change] : cases) {

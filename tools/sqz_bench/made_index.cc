@@ -227,13 +227,8 @@ Result<Calibration> calibration_of(const MadeIndex& made, const IndexMetadata& m
   const auto& coarse = buffers.levels[0];
   const int64_t clusters = std::ssize(coarse.offsets) / made.kv_heads - 1;
   const Centres centres(coarse.centroids.data(), made.kv_heads, clusters, dim, DType::kBF16);
-  const std::vector<float> queries = centres.queries(n, group, made.seed);
-  for (int64_t head = 0; head < made.kv_heads; ++head) {  // [n, Hkv, ...] to [Hkv, n, ...]
-    for (int64_t t = 0; t < n; ++t) {
-      const auto from = queries.begin() + (t * made.kv_heads + head) * group * dim;
-      layer.queries.insert(layer.queries.end(), from, from + group * dim);
-    }
-  }
+  layer.queries = group_queries(centres.queries(n, group, made.seed).data(), made.kv_heads, group,
+                                n, dim, /*by_token=*/true);
   return calibrate(input, made.threads);
 }
 
