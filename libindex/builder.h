@@ -26,6 +26,7 @@
 
 namespace sqz {
 
+// The caller has checked the ranges of single options and the model (model_from_json()).
 struct BuildOptions {
   int64_t sink = 16;   // the sinks: first tokens, which are always attended exactly
   int64_t tail = 100;  // the recent window: last tokens, likewise. Their queries calibrate; >= 1
@@ -78,7 +79,8 @@ struct LayerInput {
 
 struct BuildSeconds {
   double cluster = 0, calibrate = 0;
-  double write = 0;  // while the build waited: a layer is written beside the pass of the next one
+  double write = 0;    // while the build waited: a layer is written beside the pass of the next one
+  double capture = 0;  // of the dense pass, or of reading the capture: the caller knows
 };
 
 struct BuildReport {
@@ -88,6 +90,7 @@ struct BuildReport {
   int64_t pages = 0;                  // a KV head
   std::string engine;                 // "faiss", "cuda (NVIDIA H200)"; "none" without clusters
   std::string build_id;               // formats/sqz_metadata.h
+  std::string fingerprint;            // of the model
   BuildSeconds seconds;
 };
 
@@ -103,10 +106,10 @@ struct BuildPlan {
 
 class IndexBuilder {
  public:
-  // Plans a build and makes its engine. No file is made. kInvalidArgument if an option is out of
-  // range or the text too short: N must be at least sink + tail + 2, two keys to cluster; the
-  // message says how many are needed. Recent layers are stored dense, with the last tokens that a
-  // query at position N sees.
+  // Plans a build and makes its engine. No file is made. kInvalidArgument if options do not fit
+  // each other or the text is too short: N must be at least sink + tail + 2, two keys to cluster;
+  // the message says how many are needed. Recent layers are stored dense, with the last tokens that
+  // a query at position N sees.
   static Result<std::unique_ptr<IndexBuilder>> prepare(const ModelDescription& model,
                                                        std::span<const int32_t> tokens,
                                                        const std::string& tokenizer_hash,

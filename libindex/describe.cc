@@ -97,6 +97,10 @@ Result<JsonMembers> describe_index(const SqzFile& file) {
 }
 
 JsonMembers describe_build(const std::string& path, const BuildReport& report) {
+  const BuildSeconds& took = report.seconds;
+  JsonMembers seconds = {
+      {"cluster", took.cluster}, {"calibrate", took.calibrate}, {"write", took.write}};
+  if (took.capture > 0) seconds["capture"] = took.capture;
   return {{"path", path},
           {"tokens", report.tokens},
           {"clustered", report.clustered},
@@ -104,7 +108,9 @@ JsonMembers describe_build(const std::string& path, const BuildReport& report) {
           {"pages", report.pages},
           {"bytes", report.bytes},
           {"build_id", report.build_id},
-          {"engine", report.engine}};
+          {"engine", report.engine},
+          {"fingerprint", report.fingerprint},
+          {"seconds", seconds}};
 }
 
 }  // namespace sqz

@@ -14,12 +14,9 @@ namespace {
 
 constexpr const char* kUsualEngine = "faiss";  // is not written to the file
 
+// What the ranges of single options do not say.
 Status check_options(const BuildOptions& options) {
   const Refuse bad_option{"build options", Code::kInvalidArgument};
-  if (options.sink < 0) return bad_option("sink", options.sink, "0 or more");
-  if (options.tail < 1) {
-    return bad_option("tail", options.tail, "1 or more: the tail's queries calibrate");
-  }
   const size_t levels = options.level_fractions.size();
   if (levels < 1 || levels > kMaxLevels) {
     return bad_option("levels", levels, concat("1 to ", kMaxLevels));
@@ -32,37 +29,10 @@ Status check_options(const BuildOptions& options) {
     }
     above = fraction;
   }
-  if (!(options.coarse_keep > 0 && options.coarse_keep <= 1)) {
-    return bad_option("coarse keep", options.coarse_keep, "more than 0, at most 1");
-  }
-  if (options.iterations < 1) return bad_option("iterations", options.iterations, "1 or more");
-  if (options.threads < 0) return bad_option("threads", options.threads, "0 (all cores) or more");
-  if (options.dtype != DType::kBF16 && options.dtype != DType::kF16) {
-    return bad_option("dtype", dtype_name(options.dtype), "BF16 or F16");
-  }
   if ((options.partition == Partition::kBuckets) != (options.qmodel != nullptr)) {
     return bad_option(
         "query classifier", options.qmodel == nullptr ? "none" : "one",
         concat("one with the partition buckets alone, found ", partition_name(options.partition)));
-  }
-  if (options.partition == Partition::kPages) {
-    if (options.page_size >= 1 && options.page_size <= kMaxPageSize) return Status();
-    return bad_option("page size", options.page_size, concat("1 to ", kMaxPageSize));
-  }
-  return Status();
-}
-
-Status check_model(const ModelDescription& model) {
-  const Refuse bad{"model", Code::kInvalidArgument};
-  if (model.layers < 1) return bad("layers", model.layers, "1 or more");
-  if (model.head_dim < 1) return bad("head_dim", model.head_dim, "1 or more");
-  if (model.kv_heads < 1) return bad("kv_heads", model.kv_heads, "1 or more");
-  if (model.query_heads < 1 || model.query_heads % model.kv_heads != 0) {
-    return bad("query_heads", model.query_heads, concat("a multiple of ", model.kv_heads));
-  }
-  const auto windows = static_cast<int64_t>(model.sliding_window.size());
-  if (windows != 0 && windows != model.layers) {
-    return bad("sliding_window", windows, concat(model.layers, " entries, one a layer, or none"));
   }
   return Status();
 }
@@ -140,6 +110,7 @@ BuildReport BuildLayout::report() const {
   if (metadata.buckets > 0 && clustered > 0) out.clusters = {metadata.buckets};
   out.pages = pages;
   out.engine = "none";
+  out.fingerprint = fingerprint(metadata.model);
   out.build_id = build_id(metadata_to_strings(metadata), {});
   return out;
 }
@@ -147,7 +118,6 @@ BuildReport BuildLayout::report() const {
 Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
                                 const BuildOptions& options, const std::string& engine) {
   SQZ_RETURN_IF_ERROR(check_options(options));
-  SQZ_RETURN_IF_ERROR(check_model(model));
   if (options.qmodel != nullptr) {
     SQZ_RETURN_IF_ERROR(check_same_model(options.qmodel->model, model, "the query classifier"));
     if (!model.rope.is_whole()) {

@@ -19,7 +19,7 @@ struct BuildLayout {
   BuildReport report() const;  // without what the build measures
 };
 
-// kInvalidArgument if an option is out of range, or the text too short to cluster two keys.
+// kInvalidArgument if options do not fit each other, or the text is too short to cluster two keys.
 // `engine`: BuildReport::engine.
 Result<BuildLayout> plan_layout(const ModelDescription& model, int64_t tokens,
                                 const BuildOptions& options, const std::string& engine);

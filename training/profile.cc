@@ -48,7 +48,7 @@ Status add_blocks(const LayerCapture& capture, const std::string& text,
   return {};
 }
 
-void summarise(std::span<const Block> blocks, LayerProfile& profile) {
+void summarise(std::span<const Block> blocks, LayersFile& profile) {
   double tokens = 0, mean = 0, spread = 0;
   for (const Block& block : blocks) tokens += block.tokens;
   for (const Block& block : blocks) mean += block.tokens / tokens * block.mean;
@@ -64,10 +64,13 @@ void summarise(std::span<const Block> blocks, LayerProfile& profile) {
 
 }  // namespace
 
-Result<LayerProfile> profile_layers(Runner& runner, std::span<const TokenText> texts,
-                                    const ProfileOptions& options) {
+Result<LayersFile> profile_layers(Runner& runner, std::span<const TokenText> texts,
+                                  const ProfileOptions& options) {
   const std::vector<Window> windows = cut(texts, options);
-  LayerProfile profile;
+  LayersFile profile;
+  profile.model = runner.config().description;
+  profile.texts = std::ssize(texts);
+  profile.window = options.window;
   for (const Window& window : windows) profile.tokens += std::ssize(window.tokens);
   profile.windows = std::ssize(windows);
   if (profile.tokens < 2 * kProfileBlock) {
@@ -78,7 +81,7 @@ Result<LayerProfile> profile_layers(Runner& runner, std::span<const TokenText> t
                                    kProfileBlock, ", to tell a standard error from")));
   }
 
-  const int64_t layers = runner.config().description.layers;
+  const int64_t layers = profile.model.layers;
   std::vector<std::vector<Block>> blocks(static_cast<size_t>(layers));
   int64_t before = 0;  // tokens of the windows that are done
   for (size_t i = 0; i < windows.size(); ++i) {

@@ -3,6 +3,7 @@
 // residual add, averaged over the tokens of one or more texts. Near 1, attention added little.
 #pragma once
 
+#include "formats/layers_file.h"
 #include "training/runner.h"
 
 namespace sqz {
@@ -25,18 +26,11 @@ struct ProfileOptions {
   std::function<void(double done)> progress = [](double) {};
 };
 
-// Every token counts the same.
-struct LayerProfile {
-  std::vector<double> cosine;        // [layers], in [-1, 1]
-  std::vector<double> cosine_error;  // [layers], standard error of `cosine`
-  int64_t tokens = 0;                // of all passes
-  int64_t windows = 0;               // passes; the last one of a text may be shorter
-};
-
-// Runs one dense pass a window. The hidden states and the keys and values of one layer are in
-// memory. kCorrupt if the texts together are shorter than two blocks, because these have no
+// Fills model, texts, windows, window, tokens, cosine and cosine_error, where every token counts
+// the same. Runs one dense pass a window. The hidden states and the keys and values of one layer
+// are in memory. kCorrupt if the texts together are shorter than two blocks, because these have no
 // standard error. kNumeric if a cosine is NaN. Other errors are those of Runner::prefill().
-Result<LayerProfile> profile_layers(Runner& runner, std::span<const TokenText> texts,
-                                    const ProfileOptions& options);
+Result<LayersFile> profile_layers(Runner& runner, std::span<const TokenText> texts,
+                                  const ProfileOptions& options);
 
 }  // namespace sqz

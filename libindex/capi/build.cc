@@ -248,13 +248,7 @@ sqz_status sqz_build_finish(sqz_build* build) {
   return fence([&]() -> Status {
     SQZ_ASSIGN_OR_RETURN(sqz::IndexBuilder * builder, builder_here(build));
     SQZ_ASSIGN_OR_RETURN(const sqz::BuildReport report, builder->finish());
-    sqz::JsonMembers fields = sqz::describe_build(build->path, report);
-    fields.insert({{"fingerprint", sqz::fingerprint(build->model)},
-                   {"seconds",
-                    {{"cluster", report.seconds.cluster},
-                     {"calibrate", report.seconds.calibrate},
-                     {"write", report.seconds.write}}}});
-    sqz::capi::set_result(fields);
+    sqz::capi::set_result(sqz::describe_build(build->path, report));
     return {};
   });
 }

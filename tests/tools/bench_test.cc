@@ -100,7 +100,7 @@ TEST_F(BenchTool, BadInput) {
       {{"attend", "--keep=nan"}, 2, "--keep"},
       {{"attend", "--selector=saap", "--buckets=9999"}, 2, "--buckets: found 9999"},
       {{"attend", "--heads=7"}, 2, "--heads: found 7, expected a multiple of --kv-heads 2"},
-      {{"attend", "--device=tpu"}, 2, "--device: found tpu"},
+      {{"attend", "--device=tpu"}, 2, "found tpu"},
       {{"kmeans"}, 2, "--device: found cpu, expected cuda or cuda:N"},
       {{"attend", "--device=cuda:99"}, 2, "--device: "},  // no such GPU, or built without CUDA
       {{"attend", "--sparsity=.9"}, 2, "--sparsity"},

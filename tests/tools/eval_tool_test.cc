@@ -214,7 +214,7 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
   const Status built = indexes.make(model, pass, {{Partition::kKmeans}}, build, [](double) {});
   ASSERT_TRUE(built.ok()) << built.message();
   for (size_t v = 0; v < 2; ++v) {
-    const auto file = SqzFile::open(indexes.path(v, {}));
+    const auto file = SqzFile::open(indexes.file(v, {}, 0).name.path());
     ASSERT_TRUE(file.ok());
     EXPECT_EQ((*file)->metadata().tokens, kTokens - pass.planted[1 - v].count);
   }
@@ -224,7 +224,8 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
     SelectorOptions selection;
     selection.selector = selector;
     selection.keep = 0.1;
-    return IndexContext::open(indexes.path(view, {}), *session_options(selection, 1)).value();
+    return IndexContext::open(indexes.file(view, {}, 0).name.path(), session_options(selection, 1))
+        .value();
   };
   const auto dense = open(0, "dense"), same = open(0, "dense"), squeezed = open(0, "squeezed");
   ChangedContext half(*same, 1, -std::log(2.0f));

@@ -5,18 +5,6 @@
 #include "tools/common/tool.h"
 
 namespace sqz {
-namespace {
-
-Result<int32_t> selector_number(const std::string& name) {
-  const std::vector<std::string> names = selector_names();
-  const auto at = std::find(names.begin(), names.end(), name);
-  if (at != names.end()) return static_cast<int32_t>(at - names.begin());
-  return Status(Code::kInvalidArgument,
-                concat("--selector: found ", name, ", expected one of ", CLI::detail::join(names)));
-}
-
-}  // namespace
-
 void add_selector_options(CLI::App& app, SelectorOptions& options, CLI::Option* dense) {
   std::optional<HelpSection> section;
   section.emplace(app, "Selection");
@@ -75,12 +63,14 @@ std::vector<std::string> selector_names() {
   return out;
 }
 
-Result<sqz_session_options> session_options(const SelectorOptions& options, int threads) {
+sqz_session_options session_options(const SelectorOptions& options, int threads) {
   auto out = runtime::make<sqz_session_options>();
   out.threads = threads;
   out.block = options.block;
   out.levels = options.levels;
-  SQZ_ASSIGN_OR_RETURN(out.selector, selector_number(options.selector));
+  const std::vector<std::string> names = selector_names();
+  const auto selector = std::find(names.begin(), names.end(), options.selector);
+  out.selector = static_cast<int32_t>(selector - names.begin());
   if (options.dense_layers)
     out.dense_layers = *options.dense_layers > 0 ? *options.dense_layers : -1;
   out.rule = options.rule == "threshold" ? SQZ_RULE_THRESHOLD : SQZ_RULE_BUDGET;

@@ -46,8 +46,7 @@ Result<LayerBudgets> read_layer_budgets(const std::string& path, const ModelDesc
 // Reads the profile that options.layers names, if it does.
 Status load_layers(SelectorOptions& options, const ModelDescription& model);
 
-// The result borrows options.layer_scales. kInvalidArgument for a selector
-// that libruntime does not have.
-Result<sqz_session_options> session_options(const SelectorOptions& options, int threads);
+// The result borrows options.layer_scales. options.selector is one of selector_names().
+sqz_session_options session_options(const SelectorOptions& options, int threads);
 
 }  // namespace sqz

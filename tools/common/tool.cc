@@ -165,6 +165,16 @@ CLI::Validator real_number(double least, double most) {
   return out;
 }
 
+CLI::Validator device_name() {
+  CLI::Validator out;
+  out.operation([](const std::string& device) {
+    const bool known = device == "cpu" || device == "cuda" ||
+                       (device.starts_with("cuda:") && fits<uint16_t>(device.substr(5)));
+    return known ? std::string() : "expected cpu, cuda or cuda:N, found " + device;
+  });
+  return out;
+}
+
 Tool::Tool(const std::string& name, const std::string& description, const std::string& notes)
     : name_(name), app_(description, name), chosen_(&app_) {
   app_.set_version_flag("--version", name + " " + SQZ_VERSION);
@@ -216,11 +226,7 @@ void Tool::add_common_options(CLI::App& app) {
       });
   app.add_option("--device", options_.device,
                  "Where the model runs and indexes are served: cpu, cuda or cuda:N")
-      ->check([](const std::string& device) {
-        const bool known = device == "cpu" || device == "cuda" ||
-                           (device.starts_with("cuda:") && fits<uint16_t>(device.substr(5)));
-        return known ? std::string() : "expected cpu, cuda or cuda:N, found " + device;
-      });
+      ->check(device_name());
 }
 
 std::string Tool::problem(const CLI::ParseError& error) const {

@@ -36,7 +36,7 @@ struct CommonOptions {
   bool verbose = false;
   int threads = 0;  // after parsing: from 1 to the cores that this process may use
   uint64_t seed = 0;
-  std::string device = "cpu";
+  std::string device = "cpu";  // or "cuda", "cuda:N"
   std::optional<bool> progress;
 
   std::optional<int> gpu() const;  // number of the CUDA device; none: the CPU
@@ -58,6 +58,9 @@ CLI::Validator whole_number(int64_t least);
 
 // Accepts numbers from `least` to `most`, and no NaN. --help prints the range.
 CLI::Validator real_number(double least, double most);
+
+// Accepts a CommonOptions::device.
+CLI::Validator device_name();
 
 // While it lives, new options stand in this section of --help, with their defaults.
 class HelpSection {

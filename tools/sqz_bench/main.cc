@@ -59,9 +59,8 @@ Exit codes: 0 ok; 1 a benchmark failed, or an output exists; 2 options that cann
 struct Options {
   AttentionOptions attention;
   KmeansOptions kmeans;
-  int threads = 0;
-  uint64_t seed = 0;
-  std::string device = "cpu", compute_capability;
+  CommonOptions common;
+  std::string compute_capability;
 };
 
 template <class T>
@@ -80,9 +79,9 @@ void add_common(CLI::App& app, Options& o, int64_t& tokens, int64_t& kv_heads, i
   add_one(app, "--tokens", tokens, whole_number(1000), "Length of the fixed context");
   add_one(app, "--kv-heads", kv_heads, whole_number(1), "KV heads");
   add_one(app, "--head-dim", head_dim, CLI::Range(1, 1024), "Dimensions of a head");
-  add_one(app, "--threads", o.threads, CLI::Range(0, 4096), "CPU threads; 0 = all cores");
-  app.add_option("--seed", o.seed, "Seed of everything random");
-  app.add_option("--device", o.device, "cpu, cuda or cuda:N")->capture_default_str();
+  add_one(app, "--threads", o.common.threads, CLI::Range(0, 4096), "CPU threads; 0 = all cores");
+  app.add_option("--seed", o.common.seed, "Seed of everything random");
+  add_one(app, "--device", o.common.device, device_name(), "cpu, cuda or cuda:N");
   app.allow_extras();
 }
 
@@ -124,23 +123,16 @@ Status check_shape(const MadeIndex& made) {
 }
 
 Result<std::shared_ptr<const Device>> make_device(const Options& o) {
-  if (o.device == "cpu") return std::shared_ptr<const Device>(std::make_shared<Cpu>());
-  int number = 0;
-  const bool cuda =
-      o.device == "cuda" || (o.device.starts_with("cuda:") &&
-                             CLI::detail::lexical_cast(o.device.substr(5), number) && number >= 0);
-  if (!cuda) {
-    return Status(Code::kInvalidArgument,
-                  bad_field("options", "--device", o.device, "cpu, cuda or cuda:N"));
-  }
-  SQZ_ASSIGN_OR_RETURN(std::shared_ptr<const Device> gpu, make_gpu(number, o.compute_capability));
+  const auto number = o.common.gpu();
+  if (!number) return std::shared_ptr<const Device>(std::make_shared<Cpu>());
+  SQZ_ASSIGN_OR_RETURN(std::shared_ptr<const Device> gpu, make_gpu(*number, o.compute_capability));
   return gpu;
 }
 
 Status run_benchmarks(const std::string& command, Options o, std::vector<std::string> rest) {
   o.attention.prompt = command == "prefill";
-  o.attention.made.threads = limited_threads(o.threads);
-  o.attention.made.seed = o.kmeans.seed = o.seed;
+  o.attention.made.threads = limited_threads(o.common.threads);
+  o.attention.made.seed = o.kmeans.seed = o.common.seed;
   SQZ_RETURN_IF_ERROR(check_shape(o.attention.made));
   for (const std::string& option : rest) {
     if (option.starts_with("--benchmark_")) continue;
@@ -156,7 +148,8 @@ Status run_benchmarks(const std::string& command, Options o, std::vector<std::st
   } else if (device->number() >= 0) {
     add_kmeans(o.kmeans, device);
   } else {
-    return {Code::kInvalidArgument, bad_field("options", "--device", o.device, "cuda or cuda:N")};
+    return {Code::kInvalidArgument,
+            bad_field("options", "--device", o.common.device, "cuda or cuda:N")};
   }
   rest.insert(rest.begin(), "sqz-bench");
   std::vector<char*> argv;

@@ -109,7 +109,7 @@ Status PassIndexes::make_document(EvalModel& model, const Pass& pass,
   for (size_t v = 0; v < pass.views.size(); ++v) {
     for (const IndexKind& kind : kinds) {
       const std::string path = concat(unique_name(prefix), ".", v, "-", kind.name(), ".sqz");
-      files_.push_back({v, kind, document, TemporaryName(path)});
+      files_.push_back({v, kind, document, std::ssize(pass.ids), TemporaryName(path)});
       const BuildOptions options = index_options(kind, build);
       if (kind.rows != RowKind::k16) continue;
       SQZ_ASSIGN_OR_RETURN(
@@ -126,27 +126,24 @@ Status PassIndexes::make_document(EvalModel& model, const Pass& pass,
     if (pass.views.size() >= pass.facts.size()) continue;
     SQZ_RETURN_IF_ERROR(calibrate(model, pass, one.path, build.threads));
   }
-  for (const File& file : files_) {
-    const bool here = file.document == document && file.kind.documents == kinds[0].documents;
-    if (!here || file.kind.rows == RowKind::k16) continue;
-    const CompressOptions compress = index_options(file.kind, build).compress;
-    SQZ_ASSIGN_OR_RETURN(
-        const auto index,
-        SqzFile::open(
-            path(file.view, {file.kind.partition, RowKind::k16, kinds[0].documents}, document)));
-    SQZ_RETURN_IF_ERROR(
-        compress_index(Env::posix(), *index, compress, file.name.path(), false, build.threads)
-            .status());
+  for (const File& coded : files_) {
+    const bool here = coded.document == document && coded.kind.documents == kinds[0].documents;
+    if (!here || coded.kind.rows == RowKind::k16) continue;
+    const IndexKind whole = {coded.kind.partition, RowKind::k16, coded.kind.documents};
+    SQZ_ASSIGN_OR_RETURN(const auto index,
+                         SqzFile::open(file(coded.view, whole, document).name.path()));
+    SQZ_RETURN_IF_ERROR(compress_index(Env::posix(), *index, {coded.kind.rows, {}},
+                                       coded.name.path(), false, build.threads)
+                            .status());
   }
   return {};
 }
 
-const std::string& PassIndexes::path(size_t view, const IndexKind& kind, size_t document) const {
-  return std::find_if(files_.begin(), files_.end(),
-                      [&](const File& file) {
-                        return file.view == view && file.kind == kind && file.document == document;
-                      })
-      ->name.path();
+const PassIndexes::File& PassIndexes::file(size_t view, const IndexKind& kind,
+                                           size_t document) const {
+  return *std::find_if(files_.begin(), files_.end(), [&](const File& file) {
+    return file.view == view && file.kind == kind && file.document == document;
+  });
 }
 
 }  // namespace sqz::eval

@@ -34,16 +34,17 @@ class PassIndexes {
   Status make(EvalModel& model, const Pass& pass, const std::vector<IndexKind>& kinds,
               const BuildOptions& build, const std::function<void(double)>& progress);
 
-  // Of a kind's document number `document`.
-  const std::string& path(size_t view, const IndexKind& kind, size_t document = 0) const;
-
- private:
   struct File {
     size_t view;
     IndexKind kind;
     size_t document;
+    int64_t tokens;  // of the document, those included that the view leaves out
     TemporaryName name;
   };
+  // Of a kind's document number `document`.
+  const File& file(size_t view, const IndexKind& kind, size_t document) const;
+
+ private:
   Status make_document(EvalModel& model, const Pass& pass, const std::vector<IndexKind>& kinds,
                        size_t document, const BuildOptions& build,
                        const std::function<void(double)>& progress);

@@ -39,29 +39,27 @@ std::vector<ProbeResult> Probe::results() const {
   return out;
 }
 
-Result<Judge::Served> Judge::open(const Pass& pass, size_t view, const PassIndexes& indexes) {
+Result<Judge::Served> Judge::open(size_t view, const PassIndexes& indexes) {
   Served out;
   std::map<std::string, std::shared_ptr<OpenIndex>> opened;  // by path
   for (const Setting& setting : settings_) {
-    SQZ_ASSIGN_OR_RETURN(sqz_session_options options, session_options(setting.options, threads_));
+    sqz_session_options options = session_options(setting.options, threads_);
     options.max_tokens = std::max<int64_t>(4096, options_.continuation);
     options.max_contexts = setting.index.documents;
-    SQZ_ASSIGN_OR_RETURN(const auto documents,
-                         documents_of(pass, *model_.tokenizer, setting.index.documents));
     int64_t position = 0;
-    for (size_t d = 0; d < documents.size(); ++d) {
-      const std::string& path = indexes.path(view, setting.index, d);
-      auto& file = opened[path];
-      if (file == nullptr) {
-        SQZ_ASSIGN_OR_RETURN(file, OpenIndex::open(path));
-        if (gpu_) SQZ_RETURN_IF_ERROR(file->upload(*gpu_));
+    for (int d = 0; d < setting.index.documents; ++d) {
+      const PassIndexes::File& file = indexes.file(view, setting.index, static_cast<size_t>(d));
+      auto& index = opened[file.name.path()];
+      if (index == nullptr) {
+        SQZ_ASSIGN_OR_RETURN(index, OpenIndex::open(file.name.path()));
+        if (gpu_) SQZ_RETURN_IF_ERROR(index->upload(*gpu_));
       }
       if (d == 0) {
-        SQZ_ASSIGN_OR_RETURN(out.emplace_back(), IndexContext::create({file}, options));
+        SQZ_ASSIGN_OR_RETURN(out.emplace_back(), IndexContext::create({index}, options));
       } else {
-        SQZ_RETURN_IF_ERROR(out.back()->append(file, position));
+        SQZ_RETURN_IF_ERROR(out.back()->append(index, position));
       }
-      position += std::ssize(documents[d].ids);
+      position += file.tokens;
     }
     out.back()->place(position);
   }
@@ -69,7 +67,7 @@ Result<Judge::Served> Judge::open(const Pass& pass, size_t view, const PassIndex
 }
 
 Status Judge::judge(const Pass& pass, size_t view, const PassIndexes& indexes) {
-  SQZ_ASSIGN_OR_RETURN(const Served served, open(pass, view, indexes));
+  SQZ_ASSIGN_OR_RETURN(const Served served, open(view, indexes));
   if (pass.views[view].question) {
     const Fact& fact = pass.facts[view];
     std::vector<int32_t> prompt;

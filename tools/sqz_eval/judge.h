@@ -78,7 +78,7 @@ class Judge {
   // The sessions of the settings, at first the dense one.
   using Served = std::vector<std::unique_ptr<IndexContext>>;
 
-  Result<Served> open(const Pass& pass, size_t view, const PassIndexes& indexes);
+  Result<Served> open(size_t view, const PassIndexes& indexes);
   Status ask(const Fact& fact, std::span<const int32_t> prompt, const Served& served);
   Result<bool> answered(const Fact& fact, std::span<const int32_t> prompt, IndexContext& context);
   Status measure_text(const Pass& pass, const Served& served);

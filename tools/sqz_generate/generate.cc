@@ -74,8 +74,7 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
                                                         out.tokenizer.get(), arguments.model));
   SQZ_ASSIGN_OR_RETURN(out.chat, open_chat(arguments));
   SQZ_RETURN_IF_ERROR(load_layers(selector, model));
-  SQZ_ASSIGN_OR_RETURN(sqz_session_options session,
-                       session_options(selector, context.options.threads));
+  sqz_session_options session = session_options(selector, context.options.threads);
   const bool pruned = indexes[0]->info().partition == SQZ_PARTITION_PRUNED;
   if (pruned && !selector.budget) session.budget = 0;  // it has its own
   SQZ_ASSIGN_OR_RETURN(out.runner, Runner::load(arguments.model, runner_options(arguments.run_dtype,

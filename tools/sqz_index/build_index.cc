@@ -93,38 +93,31 @@ Status read_capture(const CaptureReader& capture, IndexBuilder& builder, Progres
 
 }  // namespace
 
-Result<BuildInput> open_capture(const std::string& path) {
+Result<BuildInput> open_capture(const std::string& path, const BuildOptions& options) {
   BuildInput out;
   SQZ_ASSIGN_OR_RETURN(out.capture, CaptureReader::open(path));
   const CaptureInfo& info = out.capture->info();
+  SQZ_RETURN_IF_ERROR(check_capture(info, path, options.tail));
   out.model = info.model;
   out.tokens = {info.tokens, info.tokenizer_hash, path};
+  out.options = options;
+  out.options.pass.clear();  // not known
+  out.options.state = info.state;
   return out;
 }
 
-Result<std::unique_ptr<IndexBuilder>> plan_index(const BuildInput& input, BuildOptions options) {
-  options.chat = input.chat;
-  options.after = input.after;
-  if (input.capture != nullptr) {
-    options.pass.clear();  // not known
-    options.state = input.capture->info().state;
-    SQZ_RETURN_IF_ERROR(check_capture(input.capture->info(), input.tokens.source, options.tail));
-  }
-  return IndexBuilder::prepare(input.model, input.tokens.ids, input.tokens.tokenizer_hash, options);
-}
-
-Result<BuiltIndex> build_index(IndexBuilder& builder, const BuildInput& input, Runner* runner,
-                               Progress& progress) {
+Result<BuildReport> build_index(IndexBuilder& builder, const BuildInput& input, Runner* runner,
+                                Progress& progress) {
   const Stopwatch watch;
   double adding = 0;
   SQZ_RETURN_IF_ERROR(input.capture != nullptr
                           ? read_capture(*input.capture, builder, progress, adding)
                           : run_model(*runner, input, builder, progress, adding));
-  BuiltIndex out;
-  out.capture_seconds = watch.seconds() - adding;
-  SQZ_ASSIGN_OR_RETURN(out.report, builder.finish());
+  const double capture = watch.seconds() - adding;
+  SQZ_ASSIGN_OR_RETURN(BuildReport report, builder.finish());
+  report.seconds.capture = capture;
   progress.finish();
-  return out;
+  return report;
 }
 
 }  // namespace sqz

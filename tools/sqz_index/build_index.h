@@ -1,5 +1,5 @@
-// One index, from a dense pass of a model or from a capture file: plan_index(), then
-// IndexBuilder::begin(), then build_index().
+// One index, from a dense pass of a model or from a capture file: IndexBuilder::prepare() and
+// begin(), then build_index().
 #pragma once
 
 #include <memory>
@@ -17,25 +17,17 @@ namespace sqz {
 struct BuildInput {
   ModelDescription model;
   FixedTokens tokens;
-  JsonText chat;                   // as IndexMetadata::chat
-  std::vector<std::string> after;  // as IndexMetadata::after
-  FixedContext* front = nullptr;   // these contexts; the text begins at position 0 behind them
+  BuildOptions options;
+  FixedContext* front = nullptr;  // BuildOptions::after; the text begins at position 0 behind it
   std::shared_ptr<const CaptureReader> capture;
 };
 
-Result<BuildInput> open_capture(const std::string& path);
-
-// kUnsupported or kMismatch if a capture lacks what the build needs: keys after RoPE, and the
-// queries of the last `options.tail` tokens. Errors of IndexBuilder::prepare().
-Result<std::unique_ptr<IndexBuilder>> plan_index(const BuildInput& input, BuildOptions options);
-
-struct BuiltIndex {
-  BuildReport report;
-  double capture_seconds = 0;  // of the dense pass, or of reading the capture
-};
+// kUnsupported or kMismatch if the capture lacks what the build needs: keys after RoPE, and the
+// queries of the last `options.tail` tokens.
+Result<BuildInput> open_capture(const std::string& path, const BuildOptions& options);
 
 // Adds all layers and publishes. `runner` is null with a capture.
-Result<BuiltIndex> build_index(IndexBuilder& builder, const BuildInput& input, Runner* runner,
-                               Progress& progress);
+Result<BuildReport> build_index(IndexBuilder& builder, const BuildInput& input, Runner* runner,
+                                Progress& progress);
 
 }  // namespace sqz

@@ -130,12 +130,4 @@ Status complete(BuildArguments& arguments, const CommonOptions& common) {
   return {};
 }
 
-Result<BuildOptions> options_for(const BuildArguments& arguments, const ModelDescription& model) {
-  BuildOptions out = arguments.build;
-  if (!arguments.layers.empty()) {
-    SQZ_ASSIGN_OR_RETURN(out.layer_budgets, read_layer_budgets(arguments.layers, model));
-  }
-  return out;
-}
-
 }  // namespace sqz

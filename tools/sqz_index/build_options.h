@@ -31,9 +31,6 @@ void add_code_options(CLI::App& app, CompressOptions& options);
 // Puts into `arguments.build` what the common options say, and the classifier.
 Status complete(BuildArguments& arguments, const CommonOptions& common);
 
-// The options for a context of `model`: with the layer profile, if there is one.
-Result<BuildOptions> options_for(const BuildArguments& arguments, const ModelDescription& model);
-
 // Builds one index, or those of a corpus: then kIo if some documents failed, kCorrupt if all did. A
 // document that fails stops no other.
 Status run_build(const BuildArguments& arguments, const ToolContext& context);

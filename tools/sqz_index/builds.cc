@@ -10,6 +10,7 @@
 #include "libindex/describe.h"
 #include "tools/common/index_context.h"
 #include "tools/common/model_options.h"
+#include "tools/common/selector_options.h"
 #include "tools/sqz_index/build_index.h"
 #include "tools/sqz_index/build_options.h"
 #include "tools/sqz_index/manifest.h"
@@ -79,9 +80,8 @@ class PlanTotal {
 };
 
 struct Outcome {
-  BuiltIndex index;
+  BuildReport report;
   bool there = false;  // before
-  std::string fingerprint;
 };
 
 // Builds documents, with one model.
@@ -94,12 +94,17 @@ class Builds {
         pass_(runner_options(arguments.source.run_dtype, context.options)) {}
 
   Result<Outcome> build(const ManifestEntry& entry, const std::string& output, Progress& progress) {
-    SQZ_ASSIGN_OR_RETURN(const BuildInput input, read(entry));
-    SQZ_ASSIGN_OR_RETURN(const BuildOptions options, options_for(arguments_, input.model));
-    SQZ_ASSIGN_OR_RETURN(const auto builder, plan_index(input, options));
+    SQZ_ASSIGN_OR_RETURN(BuildInput input, read(entry));
+    if (!arguments_.layers.empty()) {
+      SQZ_ASSIGN_OR_RETURN(input.options.layer_budgets,
+                           read_layer_budgets(arguments_.layers, input.model));
+    }
+    SQZ_ASSIGN_OR_RETURN(const auto builder,
+                         IndexBuilder::prepare(input.model, input.tokens.ids,
+                                               input.tokens.tokenizer_hash, input.options));
     if (corpus_) {
       SQZ_ASSIGN_OR_RETURN(const auto there, find(*builder, output));
-      if (there) return Outcome{{*there}, true, {}};
+      if (there) return Outcome{*there, true};
     }
     SQZ_ASSIGN_OR_RETURN(const BuildPlan plan, builder->plan(on_gpu() && !input.capture));
     if (plan.clusters.empty() && plan.pages == 0) {
@@ -120,11 +125,11 @@ class Builds {
       SQZ_ASSIGN_OR_RETURN(runner, load());
     }
     const auto built = build_index(*builder, input, runner, progress);
-    if (built.ok()) return Outcome{*built, false, fingerprint(input.model)};
+    if (built.ok()) return Outcome{*built};
     if (!corpus_ || built.status().code() != Code::kExists) return built.status();
     // Another process has made a file meanwhile.
     SQZ_ASSIGN_OR_RETURN(const auto others, find(*builder, output));
-    return others ? Result<Outcome>(Outcome{{*others}, true, {}}) : built.status();
+    return others ? Result<Outcome>(Outcome{*others, true}) : built.status();
   }
 
   void print_plan() const { total_.print(context_); }
@@ -133,7 +138,7 @@ class Builds {
   bool on_gpu() const { return context_.options.gpu().has_value(); }
 
   Result<BuildInput> read(const ManifestEntry& entry) {
-    if (!entry.capture.empty()) return open_capture(entry.capture);
+    if (!entry.capture.empty()) return open_capture(entry.capture, arguments_.build);
     if (entry.texts.empty() && entry.tokens.empty()) return no_context();
     if (!source_) {
       SQZ_ASSIGN_OR_RETURN(source_,
@@ -142,8 +147,9 @@ class Builds {
     }
     BuildInput out;
     out.model = source_->model().description;
-    out.chat = source_->chat();
-    out.after = after_;
+    out.options = arguments_.build;
+    out.options.chat = source_->chat();
+    out.options.after = after_;
     out.front = front_.get();
     SQZ_ASSIGN_OR_RETURN(out.tokens, source_->read(entry.texts, entry.tokens, front_tokens_));
     return out;
@@ -239,7 +245,7 @@ class Tally {
                     status.message());
       fields.merge(JsonMembers{{"code", code_name(status.code())}, {"message", status.message()}});
     } else {
-      const BuildReport& report = document->index.report;
+      const BuildReport& report = document->report;
       tokens_ += document->there ? 0 : report.tokens;
       fields.merge(JsonMembers{
           {"tokens", report.tokens}, {"bytes", report.bytes}, {"build_id", report.build_id}});
@@ -273,19 +279,6 @@ class Tally {
   int64_t done_ = 0, tokens_ = 0;          // tokens: of the indexes that were built
 };
 
-void print_index(const std::string& path, const Outcome& built, const ToolContext& context) {
-  const BuildReport& report = built.index.report;
-  const BuildSeconds& seconds = report.seconds;
-  JsonMembers fields = describe_build(path, report);
-  fields.insert({{"seconds",
-                  {{"capture", built.index.capture_seconds},
-                   {"cluster", seconds.cluster},
-                   {"calibrate", seconds.calibrate},
-                   {"write", seconds.write}}},
-                 {"fingerprint", built.fingerprint}});
-  context.output.result(fields);
-}
-
 Status build_corpus(const BuildArguments& arguments, const ToolContext& context, Builds& builds) {
   SQZ_ASSIGN_OR_RETURN(const auto entries, read_manifest(arguments.manifest, arguments.shard));
   Tally tally(arguments, context, entries.size());
@@ -318,7 +311,7 @@ Status run_build(const BuildArguments& arguments, const ToolContext& context) {
   if (arguments.dry_run) {
     builds.print_plan();
   } else {
-    print_index(arguments.output, built, context);
+    context.output.result(describe_build(arguments.output, built.report));
   }
   return {};
 }

@@ -168,13 +168,13 @@ class TrialIndexes {
 };
 
 struct Outcome {
-  LayerProfile profile;
+  LayersFile profile;
   std::vector<int> groups;
   Comparison comparison;  // empty if nothing was measured
   double profile_seconds = 0, measure_seconds = 0;
 };
 
-Result<std::vector<int>> groups_of(const LayerProfile& profile, const std::string& model) {
+Result<std::vector<int>> groups_of(const LayersFile& profile, const std::string& model) {
   auto groups = group_layers(profile.cosine);
   if (groups.ok()) return groups;  // the numbers are the model's, not the user's
   return Status(Code::kUnsupported, concat(model, ": ", groups.status().message()));
@@ -241,15 +241,10 @@ JsonText measured_json(const ProfileArguments& arguments, const Comparison& comp
 // With the budgets that follow from the groups, or the best of those that were measured.
 Result<LayersFile> layers_file(const ProfileArguments& arguments, const Plan& plan,
                                const Outcome& outcome) {
-  LayersFile out;
+  LayersFile out = outcome.profile;
   out.producer = producer_name();
-  out.windows = outcome.profile.windows;
-  out.window = plan.options.window;
-  out.tokens = outcome.profile.tokens;
   out.context = plan.request.context;
   out.uniform_budget = plan.request.budget;
-  out.cosine = outcome.profile.cosine;
-  out.cosine_error = outcome.profile.cosine_error;
   out.group.assign(outcome.groups.begin(), outcome.groups.end());
   out.allocation = arguments.allocate;
   if (arguments.measures()) {
@@ -333,10 +328,7 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   SQZ_ASSIGN_OR_RETURN(const Outcome outcome,
                        measure(arguments, plan, texts, tokenizer->hash(), *runner, context));
   SQZ_ASSIGN_OR_RETURN(LayersFile layers, layers_file(arguments, plan, outcome));
-  layers.model = model;
   layers.tokenizer_hash = tokenizer->hash();
-  layers.texts = std::ssize(texts);
-
   SQZ_RETURN_IF_ERROR(write_layers_file(Env::posix(), arguments.output, arguments.force, layers));
   JsonMembers result = to_json(layers);
   result["path"] = arguments.output;

@@ -17,7 +17,7 @@ constexpr size_t kOnce = 4;
 
 Result<std::unique_ptr<IndexContext>> open(const Trial& trial, const SelectorOptions& selector,
                                            int threads) {
-  SQZ_ASSIGN_OR_RETURN(sqz_session_options options, session_options(selector, threads));
+  sqz_session_options options = session_options(selector, threads);
   options.max_tokens = std::max(kMaxContextTokens, std::ssize(trial.held_out));
   return IndexContext::open(trial.index, options);
 }
