@@ -381,12 +381,15 @@ class PropertyOracle {
     for (size_t r = 0; r < order.size(); ++r) {
       const int64_t keys = offsets[order[r] + 1] - offsets[order[r]];
       const bool ends = 2 * left <= keys;
-      // Which of the two is first matters at the end, and where the one before would not be taken
-      // as the second. Scores of float32 are as exact as they are small.
-      if (r > 0 && (ends || 2 * (left + taken - keys) <= taken)) {
-        const double last = score[order[r - 1]], next = score[order[r]];
+      // Which of two is first matters at the end, also for the one that is left out, and where the
+      // one before would not be taken as the second. Scores of float32 are as exact as they are
+      // small.
+      const auto compare = [&](size_t first, size_t second) {
+        const double last = score[order[first]], next = score[order[second]];
         out.margin = std::min(out.margin, (last - next) / std::max(1.0, -0.2 * next));
-      }
+      };
+      if (r > 0 && (ends || 2 * (left + taken - keys) <= taken)) compare(r - 1, r);
+      if (ends && r + 1 < order.size()) compare(r, r + 1);
       if (ends) break;
       left -= keys;
       taken = keys;
