@@ -20,9 +20,8 @@ inline constexpr int kLayerGroups = 3;
 
 // Groups by 1-D k-means of the cosines, solved exactly: group 0 has the lowest cosines, group 2
 // (the paper's G3) the highest. Of equally good splits the one whose lower groups are smaller.
-// `cosines`: [layers], in [-1, 1]. kInvalidArgument if fewer than three layers, or fewer than three
-// different cosines, leave a group empty, or a cosine is NaN or out of range; the message names the
-// layer.
+// `cosines`: [layers], in [-1, 1]. kInvalidArgument if fewer than three different ones leave a
+// group empty.
 Result<std::vector<int>> group_layers(std::span<const double> cosines);
 
 struct BudgetRequest {
@@ -33,8 +32,8 @@ struct BudgetRequest {
 
 // Keys of each layer, [layers]: round(p b_init) in the last group, the others share the rest alike.
 // Keys beyond the length of the context go back to the last group. The sum is layers * b_init, to
-// the key; keys that do not divide evenly go to the first layers. kInvalidArgument names the number
-// that is out of range.
+// the key; keys that do not divide evenly go to the first layers. `groups` as of group_layers().
+// kInvalidArgument if the budget is not in 1 .. context, or p leaves a layer no key.
 Result<std::vector<int64_t>> layer_budgets(std::span<const int> groups,
                                            const BudgetRequest& request);
 
@@ -50,14 +49,12 @@ struct LayerLoss {
 // Keys of each layer, [layers], that make the sum of the losses least at `total` keys in all.
 // Losses are taken as piecewise linear on the lower convex hull of their points, no layer below its
 // least point and none above 1; greedy on the marginal gain, which is optimal on convex losses.
-// Keys beyond every point, which gain nothing, go to all layers alike. kInvalidArgument if a layer
-// has no point, a number is out of range, or the total is below the sum of the least points; the
-// message names it.
-Result<std::vector<double>> least_loss_keys(std::span<const LayerLoss> layers, double total);
+// Keys beyond every point, which gain nothing, go to all layers alike. Every layer has a point, and
+// `total` is from the sum of the least points to the number of layers.
+std::vector<double> least_loss_keys(std::span<const LayerLoss> layers, double total);
 
 // Whole keys in proportion to `scales` [layers], each above 0: 1 .. context, their sum layers *
-// budget exactly. `request.p` is not used.
-Result<std::vector<int64_t>> scaled_budgets(std::span<const double> scales,
-                                            const BudgetRequest& request);
+// budget exactly. `request.p` is not used, its budget is in 1 .. context.
+std::vector<int64_t> scaled_budgets(std::span<const double> scales, const BudgetRequest& request);
 
 }  // namespace sqz

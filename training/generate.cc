@@ -163,12 +163,8 @@ class Batch {
 Status ModelRunner::generate_batch(std::span<const Question> questions, int64_t width,
                                    FixedContext& context,
                                    const std::function<Status(int64_t, Generation)>& done) {
-  return guarded([&]() -> Status {
-    if (width < 1) {
-      return {Code::kInvalidArgument, concat("width ", width, ": expected 1 or more")};
-    }
-    return Batch(transformer_, &context, done, nullptr).run(questions, width);
-  });
+  return guarded(
+      [&] { return Batch(transformer_, &context, done, nullptr).run(questions, width); });
 }
 
 Result<Generation> ModelRunner::generate(std::span<const int32_t> prompt,

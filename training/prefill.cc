@@ -5,19 +5,6 @@
 namespace sqz::training {
 namespace {
 
-Status check_positions(const std::vector<int64_t>& positions, int64_t tokens) {
-  int64_t previous = -1;
-  for (int64_t position : positions) {
-    if (position <= previous || position >= tokens) {
-      return {Code::kInvalidArgument,
-              concat("query_positions: found ", position, " after ", previous,
-                     ", expected ascending positions below ", tokens)};
-    }
-    previous = position;
-  }
-  return {};
-}
-
 // The positions of an ascending list that are in [first, last): the place of the first one in the
 // list, and their offsets from `first`.
 struct Hits {
@@ -166,9 +153,7 @@ Status dense_pass(const Transformer& transformer, std::span<const int32_t> token
 
 Status ModelRunner::prefill(std::span<const int32_t> tokens, const PrefillOptions& options) {
   return guarded([&]() -> Status {
-    const auto count = static_cast<int64_t>(tokens.size());
     SQZ_RETURN_IF_ERROR(check_tokens(config().description, tokens, 0));
-    SQZ_RETURN_IF_ERROR(check_positions(options.query_positions, count));
     return dense_pass(transformer_, tokens, options);
   });
 }

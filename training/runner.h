@@ -51,7 +51,7 @@ struct LayerCapture {
 class FixedContext;
 
 struct PrefillOptions {
-  std::vector<int64_t> query_positions;  // ascending; queries of these tokens are captured
+  std::vector<int64_t> query_positions;  // ascending, of the text; their queries are captured
   bool pre_rope = false, cosine = false;
   bool attention = false;  // costs about as much as the pass's own attention
   bool on_device = false;  // leave keys and values in GPU memory, in the model's dtype, instead of
@@ -158,9 +158,10 @@ class Runner {
                                       FixedContext* context = nullptr,
                                       std::vector<float>* logits = nullptr) = 0;
 
-  // generate() for many questions, up to `width` at a time: when one ends, the next joins. `done`
-  // receives each answer as it ends; an error stops the others. An answer does not depend on the
-  // other questions, except for the order in which products of one row or of several are added up.
+  // generate() for many questions, up to `width` >= 1 at a time: when one ends, the next joins.
+  // `done` receives each answer as it ends; an error stops the others. An answer does not depend on
+  // the other questions, except for the order in which products of one row or of several are added
+  // up.
   virtual Status generate_batch(
       std::span<const Question> questions, int64_t width, FixedContext& context,
       const std::function<Status(int64_t question, Generation)>& done) = 0;

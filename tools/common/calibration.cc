@@ -40,19 +40,18 @@ class Recorder final : public FixedContext {
 
 }  // namespace
 
-Result<uint64_t> calibrate_with_prompts(Runner& runner, const std::string& path,
+Result<uint64_t> calibrate_with_prompts(Runner& runner, const SqzFile& index,
                                         const CalibrationPrompts& prompts,
                                         const std::string& output,
                                         const RecalibrateOptions& options,
                                         const std::function<void(double)>& progress) {
-  SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(path));
-  SQZ_RETURN_IF_ERROR(check_calibratable(*index));
-  SQZ_RETURN_IF_ERROR(check_same_model(index->metadata().model, runner.config().description, path));
+  SQZ_RETURN_IF_ERROR(
+      check_same_model(index.metadata().model, runner.config().description, index.path()));
   auto dense = runtime::dense_options();
   dense.max_tokens = kMaxContextTokens;
   dense.threads = options.threads;
-  SQZ_ASSIGN_OR_RETURN(const auto context, IndexContext::open(path, dense));
-  Recorder recorder(*context, index->metadata(), prompts.position);
+  SQZ_ASSIGN_OR_RETURN(const auto context, IndexContext::open(index.path(), dense));
+  Recorder recorder(*context, index.metadata(), prompts.position);
   GenerateOptions generate;
   generate.max_tokens = prompts.answer_tokens;
   const size_t count = prompts.prompts.size();
@@ -70,7 +69,7 @@ Result<uint64_t> calibrate_with_prompts(Runner& runner, const std::string& path,
   RecordedQueries queries = recorder.take();
   queries.source = concat("prompts: ", count, " prompts, ", prompt_tokens, " tokens, and ",
                           answer_tokens, " tokens of answers");
-  return recalibrate(Env::posix(), *index, queries, output, options,
+  return recalibrate(Env::posix(), index, queries, output, options,
                      [&](double done) { progress(kRecordShare + (1 - kRecordShare) * done); });
 }
 

@@ -15,8 +15,8 @@ struct CalibrationPrompts {
 
 // Writes the calibrated index to `output`. Returns its size. A prompt is one call, as in the
 // runtime, and so is each token of an answer. kMismatch if the index is of another model,
-// kUnsupported if it has no clusters or no keys.
-Result<uint64_t> calibrate_with_prompts(Runner& runner, const std::string& path,
+// kUnsupported if it has no clusters.
+Result<uint64_t> calibrate_with_prompts(Runner& runner, const SqzFile& index,
                                         const CalibrationPrompts& prompts,
                                         const std::string& output,
                                         const RecalibrateOptions& options,

@@ -65,7 +65,7 @@ Status calibrate(EvalModel& model, const Pass& pass, const std::string& path, in
         model.tokenizer->encode(pass.facts[i].prompt, false, prompts.prompts.back()));
   }
   const RecalibrateOptions in_place{true, threads};
-  return calibrate_with_prompts(*model.runner, path, prompts, path, in_place, [](double) {})
+  return calibrate_with_prompts(*model.runner, *index, prompts, path, in_place, [](double) {})
       .status();
 }
 

@@ -51,10 +51,9 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
 
   Progress progress(context.progress_style(), "calibrate");
   const RecalibrateOptions options{arguments.force || in_place, context.options.threads};
-  SQZ_ASSIGN_OR_RETURN(
-      const uint64_t bytes,
-      calibrate_with_prompts(*runner, arguments.index, calibration, output, options,
-                             [&](double done) { progress.update(done); }));
+  SQZ_ASSIGN_OR_RETURN(const uint64_t bytes,
+                       calibrate_with_prompts(*runner, *index, calibration, output, options,
+                                              [&](double done) { progress.update(done); }));
   progress.finish();
   SQZ_ASSIGN_OR_RETURN(const auto calibrated, SqzFile::open(output));
   SQZ_ASSIGN_OR_RETURN(const Calibration result, calibrated->calibration());

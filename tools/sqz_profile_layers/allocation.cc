@@ -13,11 +13,12 @@ constexpr std::array kStrengths = {1.0, 0.5};
 // Layers that keep no key at the least budget measured would never get one.
 constexpr double kLeastScale = 1e-3;
 
-Result<std::vector<Candidate>> measured_candidates(const LayerLosses& losses,
-                                                   const BudgetRequest& budget) {
+// Uniform first.
+std::vector<Candidate> candidates(const LayerLosses& losses, const BudgetRequest& budget) {
   const double total = std::accumulate(losses.kept.begin(), losses.kept.end(), 0.0);
-  SQZ_ASSIGN_OR_RETURN(const auto keys, least_loss_keys(losses.losses, total));
-  std::vector<Candidate> out;
+  const std::vector<double> keys = least_loss_keys(losses.losses, total);
+  std::vector<Candidate> out(1);
+  out[0].budget.assign(losses.kept.size(), budget.budget);
   for (const double strength : kStrengths) {
     std::vector<double> scales;
     for (size_t l = 0; l < keys.size(); ++l) {
@@ -26,10 +27,9 @@ Result<std::vector<Candidate>> measured_candidates(const LayerLosses& losses,
       const double scale = fixed ? 1 : std::max(keys[l] / losses.kept[l], kLeastScale);
       scales.push_back(std::pow(scale, strength));
     }
-    Candidate candidate;
+    Candidate& candidate = out.emplace_back();
     candidate.strength = strength;
-    SQZ_ASSIGN_OR_RETURN(candidate.budget, scaled_budgets(scales, budget));
-    out.push_back(std::move(candidate));
+    candidate.budget = scaled_budgets(scales, budget);
   }
   return out;
 }
@@ -59,11 +59,7 @@ Result<Comparison> compare_allocations(const Trials& trials, const BudgetRequest
   out.dense_loss = mean(dense.nats);
   SQZ_ASSIGN_OR_RETURN(const LayerLosses losses,
                        trials.layer_losses(dense, [&](double done) { progress(kPart * done); }));
-  Candidate uniform;
-  uniform.budget.assign(losses.kept.size(), budget.budget);
-  out.candidates.push_back(std::move(uniform));
-  SQZ_ASSIGN_OR_RETURN(auto measured, measured_candidates(losses, budget));
-  for (Candidate& candidate : measured) out.candidates.push_back(std::move(candidate));
+  out.candidates = candidates(losses, budget);
   std::vector<double> uniform_nats;
   for (size_t i = 0; i < out.candidates.size(); ++i) {
     Candidate& candidate = out.candidates[i];
