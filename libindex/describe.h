@@ -10,7 +10,7 @@ struct BuildReport;
 
 // The fields that `sqz-index info --json` prints: the metadata, decoded, and as the file has it.
 Result<JsonMembers> describe_index(const SqzFile& file);
-// What the C ABI and `sqz-index build --json` report of a finished build.
+// The fields that the C ABI and `sqz-index build --json` report of a finished build.
 JsonMembers describe_build(const std::string& path, const BuildReport& report);
 
 }  // namespace sqz

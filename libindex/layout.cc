@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kUsualEngine = "faiss";  // is not written to the file
 
-// What the ranges of single options do not say.
+// Options that must fit each other. The caller has checked the ranges of single ones.
 Status check_options(const BuildOptions& options) {
   const Refuse bad_option{"build options", Code::kInvalidArgument};
   const size_t levels = options.level_fractions.size();

@@ -134,7 +134,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     engine = vllm.LLM(arguments.model, skip_tokenizer_init=True, load_format=arguments.load_format,
                       dtype=arguments.dtype, max_model_len=(tokens if in_prompt else 0) + room, max_num_seqs=most,
                       enforce_eager=arguments.graphs == "NONE", disable_log_stats=True,
-                      tensor_parallel_size=arguments.gpus, disable_custom_all_reduce=True,
+                      tensor_parallel_size=arguments.gpus,
                       compilation_config={"cudagraph_mode": arguments.graphs} | (
                          {"mode": 0, "cudagraph_capture_sizes": arguments.requests}
                          if arguments.graphs == "FULL_DECODE_ONLY" else {}),

@@ -381,8 +381,8 @@ class PropertyOracle {
     for (size_t r = 0; r < order.size(); ++r) {
       const int64_t keys = offsets[order[r] + 1] - offsets[order[r]];
       const bool ends = 2 * left <= keys;
-      // Which of two is first matters at the end, also for the one that is left out, and where the
-      // one before would not be taken as the second. Scores of float32 are as exact as they are
+      // The order of two buckets matters at the end, also for the one that is left out, and where
+      // the one before would not be taken as the second. Scores of float32 are as exact as they are
       // small.
       const auto compare = [&](size_t first, size_t second) {
         const double last = score[order[first]], next = score[order[second]];

@@ -51,7 +51,7 @@ FAMILIES = [
          **EXPERTS, "num_attention_heads": 20, "head_dim": 80}, "seed_oss": {"num_attention_heads": 20},
       "solar_open": {**EXPERTS, "num_attention_heads": 24}}),
     ("Nemotron 3, Granite 4 H, Falcon-H1, Bamba", "Mamba2, full, some without RoPE",
-     "`granitemoehybrid`, `falcon_h1` on a CPU, `nemotron_h` on an H100",
+     "`granitemoehybrid`, `falcon_h1` on a CPU, `nemotron_h`, `falcon_h1` on an H100",
      {"nemotron_h": {**EXPERTS, "layer_types": ["linear_attention", "moe", "full_attention", "mlp"],
                      "num_attention_heads": 32, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16,
                      "n_groups": 1, "chunk_size": 16},

@@ -27,6 +27,19 @@ struct WorkCounts {
   uint32_t unused;
 };
 
+// The source of a row of a tile: 16-bit numbers in device memory (null: zeros), and the scale of
+// the codes that are added to them.
+struct alignas(16) RowSource {
+  const char* numbers;
+  uint32_t scales;  // the scale twice; zeros for an exact row, whatever its codes
+};
+
+// Bit 0 of a producer warp's number says keys or values, bit 1 the first chunks of rows or the rest
+// and bit 2, where there are eight such warps, which half of the rows.
+constexpr bool takes_values(int warp) {
+  return warp % 2 == 1;
+}
+
 // kCodedArg: rows of 8 bits, which producer warps decode: there are twice as many.
 template <int kDimArg, int kKeysArg, bool kCodedArg = false>
 struct Config {
@@ -44,7 +57,8 @@ struct Config {
   // Codes have a byte a number, and a source for each row and producer.
   static constexpr int kCodeStages = kCoded ? 4 : 0;
   static constexpr int kCodeBytes = kTileBytes / 2;
-  static constexpr int kAllCodeBytes = kCodeStages * (2 * kCodeBytes + 4 * kKeys * 16);
+  static constexpr int kSourceBytes = kProducerWarps * (kKeys / kParts) * sizeof(RowSource);
+  static constexpr int kAllCodeBytes = kCodeStages * (2 * kCodeBytes + kSourceBytes);
   static constexpr int kFit =
       (kSharedLimit - 2048 - kQueryBytes - kAllCodeBytes) / (2 * kTileBytes);
   static constexpr int kMost = kKeys > 64 ? 4 : 6;
@@ -53,13 +67,6 @@ struct Config {
   static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : kCoded ? 160 : 224;
   static constexpr int kProducerRegisters = kKeys > 128 ? 24 : kCoded ? 96 : 56;
   static_assert(kKeys % 16 == 0 && kStages >= 2);
-};
-
-// What a row of a tile is made of: 16-bit numbers in device memory (null: zeros), to which codes
-// times a scale are added.
-struct alignas(16) RowSource {
-  const char* numbers;
-  uint32_t scales;  // the scale twice; zeros for an exact row, whatever its codes
 };
 
 // Rows of 8 bits on their way.

@@ -15,11 +15,6 @@
 
 namespace sqz::cuda::prefill {
 
-// A producer warp's part of a tile: of keys or of values, the first half of the chunks or the rest.
-__device__ constexpr bool takes_values(int warp) {
-  return warp % 2 == 1;
-}
-
 // Arrivals of the warps that write a tile of keys or values, at its barrier; and one for its masks.
 template <class Config>
 constexpr uint32_t copy_arrivals() {
@@ -83,7 +78,7 @@ class RowFetcher {
   }
 
  private:
-  // What the loops read of a layer's keys: exact, of which so many are attended, and rows of codes.
+  // Takes the addresses and numbers that the loops use. exact: exact keys that are attended.
   template <class Keys>
   __device__ void take(const Keys& keys, uint32_t exact) {
     const CodedRows& rows = values_ ? keys.coded.values : keys.coded.keys;
@@ -98,7 +93,7 @@ class RowFetcher {
         kExactRow | static_cast<uint32_t>(item_.kv_head * keys.exact + keys.exact_skipped);
     first_slot_ = static_cast<uint32_t>(item_.kv_head * keys.slots);
   }
-  // Of the lane's row of the tile that begins at `first`.
+  // The lane's row of the tile that begins at `first`, numbered as in PrefillAttend::rows.
   __device__ uint32_t place_of(int32_t first) const {
     const int32_t key = first + first_row_ + lane_;
     if (key >= item_.end) return kNone;
@@ -111,7 +106,7 @@ class RowFetcher {
     scale = __ldg(scales_ + place);
   }
 
-  // Of the lane's first piece of 16 codes: those of a stage are [chunk][key][kRowBytes / 2].
+  // The lane's first 16 codes: a stage has [chunk][key][kRowBytes / 2].
   __device__ uint8_t* codes_at(int stage) const {
     return shared_.codes[values_ ? 1 : 0][stage] + (chunk_ * kKeys + first_row_) * (kRowBytes / 2) +
            16 * lane_;
