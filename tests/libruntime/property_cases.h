@@ -36,7 +36,7 @@ struct PropertyCase {
   // Call.
   DType dtype = DType::kF32;
   std::vector<int64_t> indptr;
-  bool turned_lse = false, before_rope = false;
+  bool turned_lse = false, before_rope = false, device_positions = false;
 
   int64_t group() const { return model.group_size(); }
   sqz_session_options options(int threads) const {
@@ -151,20 +151,33 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
     return low + (high - low) * static_cast<double>(random.below(1 << 20)) / (1 << 20);
   };
   PropertyCase c{.seed = seed, .gpu = gpu};
+  // Requests of a call, and tokens of each. A GPU has kernels of its own for many requests and for
+  // prompts, and tables of 256 blocks.
+  struct Calls {
+    int64_t fewest = 1, most = 5, shortest = 0, longest = 0;
+  };
+  constexpr Calls kTokens = {6, 40, 1, 1}, kPrompts = {1, 3, 40, 100};
+  constexpr Calls kCalls[] = {
+      {}, {}, {}, kTokens, kTokens, {6, 40, 0, 2}, kPrompts, kPrompts, {3, 3, 86, 100}};
+  const Calls calls = gpu ? kCalls[random.below(std::ssize(kCalls))] : Calls();
+  const bool usual = calls.longest == 0;
   const int64_t part = random.below(10);  // kmeans, pages, buckets
   BuildOptions& b = c.build;
   b.partition = part < 6 ? Partition::kKmeans : part < 8 ? Partition::kPages : Partition::kBuckets;
   // Few long contexts: they are split, and refuse what shorter ones serve densely.
-  const bool is_long = chance(8);
-  const int64_t layers = between(b.partition == Partition::kBuckets ? 2 : 1, is_long ? 2 : 3);
-  const int64_t kv_heads = between(1, is_long ? 2 : 3);
+  const bool is_long = chance(8) && usual;
+  const int64_t most = is_long || !usual ? 2 : 3;
+  const int64_t layers = between(b.partition == Partition::kBuckets ? 2 : 1, most);
+  const int64_t kv_heads = between(1, most);
   const int64_t group = is_long ? between(1, 2)
                         : gpu   ? pick({1, 2, 3, 4, 7, 8, 10, 12, 16})
                                 : pick({1, 1, 2, 2, 3, 4, 7, 8});
   const int64_t dim = gpu ? pick({64, 64, 80, 96, 128, 128, 160, 192, 256, part < 6 ? 512 : 256})
                       : is_long ? 16
                                 : pick({8, 7, 10, 16, 16, 64, 64, 96, 128});
-  c.tokens = is_long ? between(4100, 4600) : between(120, chance(15) ? 1800 : 600);
+  c.tokens = is_long  ? between(4100, 4600)
+             : !usual ? between(120, 300)
+                      : between(120, chance(15) ? 1800 : 600);
   c.model = tiny_model(layers, kv_heads * group, kv_heads, dim);
   c.model.max_positions = 8192;
   b.sink = pick({0, 1, 4, 16});
@@ -276,12 +289,18 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
   }
   c.dtype = std::array{DType::kF32, DType::kF16, DType::kBF16}[random.below(3)];
   c.indptr = {0};
-  for (int64_t requests = between(1, 5); requests > 0; --requests) {
-    c.indptr.push_back(c.indptr.back() + (chance(15) ? between(8, 30) : pick({0, 1, 1, 1, 2, 5})));
+  for (int64_t requests = between(calls.fewest, calls.most); requests > 0; --requests) {
+    const int64_t tokens = usual ? (chance(15) ? between(8, 30) : pick({0, 1, 1, 1, 2, 5}))
+                           : calls.fewest == 1 && chance(25)
+                               ? between(0, 1)
+                               : between(calls.shortest, calls.longest);
+    c.indptr.push_back(c.indptr.back() + tokens);
   }
+  if (calls.longest == 100) c.block = calls.fewest == 3 ? 1 : pick({0, 0, 5, 16, 32, 1000});
   if (c.indptr.back() == 0) c.indptr.back() = 1;
   c.turned_lse = chance(30);
   c.before_rope = chance(50);
+  c.device_positions = gpu && b.partition != Partition::kBuckets && chance(50);
   return c;
 }
 

@@ -12,6 +12,7 @@
 #include "tests/libruntime/property_oracle.h"
 
 #ifdef SQZ_PROPERTY_CUDA
+#include "tests/libindex/cuda/capability.h"
 #include "tests/libindex/cuda/device.h"
 #endif
 
@@ -42,13 +43,18 @@ class Bytes {
 struct Queries {
   DType dtype = DType::kF32;
   int64_t heads = 0, dim = 0, value_dim = 0;
+  bool device_positions = false;
   std::vector<float> q, before;  // [tokens, heads, d]; before RoPE, or empty
   std::vector<int64_t> positions;
 
   int64_t tokens() const { return std::ssize(positions); }
   // Tokens [first, first + count), heads [head, head + some) of them.
   Queries part(int64_t first, int64_t count, int64_t head, int64_t some) const {
-    Queries out{.dtype = dtype, .heads = some, .dim = dim, .value_dim = value_dim};
+    Queries out{.dtype = dtype,
+                .heads = some,
+                .dim = dim,
+                .value_dim = value_dim,
+                .device_positions = device_positions};
     for (int64_t t = first; t < first + count; ++t) {
       const auto add = [&](const std::vector<float>& from, std::vector<float>& to) {
         const auto at = from.begin() + (t * heads + head) * dim;
@@ -82,6 +88,7 @@ class Call {
       : q(queries),
         q_(testing::stored(q.dtype, q.q)),
         before_(testing::stored(q.dtype, q.before)),
+        positions_(bytes_of(q.positions)),
         out_(std::vector<std::byte>(
             q.positions.size() * q.heads * q.value_dim * dtype_size(q.dtype), std::byte{0xff})),
         lse_(std::vector<std::byte>(q.positions.size() * q.heads * 4, std::byte{0xff})),
@@ -98,7 +105,11 @@ class Call {
     args.q = &q_tensor_;
     args.out = &out_tensor_;
     args.lse = &lse_tensor_;
-    args.positions = q.positions.data();
+    if (q.device_positions) {
+      args.device_positions = reinterpret_cast<const int64_t*>(positions_.get());
+    } else {
+      args.positions = q.positions.data();
+    }
     if (!q.before.empty()) args.q_before_rope = &before_tensor_;
   }
 
@@ -120,7 +131,12 @@ class Call {
   const Queries q;
 
  private:
-  Bytes q_, before_, out_, lse_;
+  static std::vector<std::byte> bytes_of(std::span<const int64_t> of) {
+    const auto bytes = std::as_bytes(of);
+    return {bytes.begin(), bytes.end()};
+  }
+
+  Bytes q_, before_, positions_, out_, lse_;
   int64_t shape_[3], out_shape_[3], strides_[2];
   sqz_tensor q_tensor_, before_tensor_, out_tensor_, lse_tensor_;
 
@@ -220,7 +236,8 @@ class Property {
     Queries q{.dtype = c_.dtype,
               .heads = own.query_heads,
               .dim = own.head_dim,
-              .value_dim = own.value_dim};
+              .value_dim = own.value_dim,
+              .device_positions = c_.device_positions};
     const int64_t rows = c_.indptr.back() * q.heads;
     q.q = random.normals(rows * q.dim);
     for (int64_t row = 0; row < rows && view.slots > 0; ++row) {
@@ -244,6 +261,7 @@ class Property {
   void check_other_layer(int64_t layer, int64_t of) {
     queries_.push_back(of < 0 ? Queries{.heads = 1, .dim = 1} : queries_[of]);
     outputs_.push_back(of < 0 ? Output() : outputs_[of]);
+    known_.push_back(of < 0 ? std::vector<bool>() : known_[of]);
     runtime::Session other(*index_, c_.options(2));  // with stats of its own
     if (of >= 0) {
       return expect_close(attend(other, layer, queries_[of]), outputs_[of], c_, "shared");
@@ -286,6 +304,7 @@ class Property {
     const LayerGeometry own = c_.model.layer(layer);
     const int64_t group = own.group_size();
     outputs_.push_back(attend(*session_, layer, q));
+    known_.emplace_back(q.tokens() * q.heads, false);
     const auto stats = session_->stats(layer);
     uint64_t blocks = 0, keys = 0, bytes = 0;
     bool all_clear = true;
@@ -307,7 +326,9 @@ class Property {
           all_clear &= known;
           (known ? clear : unclear) += 1;
           for (int64_t i = 0; i < tokens * group && known; ++i) {
-            check_row(layer, head, t + i / group, head * group + i % group, selected);
+            const int64_t token = t + i / group, query_head = head * group + i % group;
+            known_[layer][token * q.heads + query_head] = true;
+            check_row(layer, head, token, query_head, selected);
             if (::testing::Test::HasFatalFailure()) return;
           }
         }
@@ -329,7 +350,9 @@ class Property {
     EXPECT_EQ(stats.keys_possible, blocks * possible);
     EXPECT_EQ(stats.bytes_dense,
               blocks * row * (possible + static_cast<uint64_t>(view.exact * own.kv_heads)));
-    EXPECT_EQ(stats.keys_read, keys);
+    // On a GPU, requests that are looked up together round otherwise than alone.
+    EXPECT_NEAR(static_cast<double>(stats.keys_read), static_cast<double>(keys),
+                all_clear || !kGpu ? 0 : 0.03 * static_cast<double>(keys));
     if (all_clear) {
       EXPECT_EQ(stats.bytes_read, bytes) << "layer " << layer;
     }
@@ -474,22 +497,25 @@ class Property {
     set_requests(call);
     call.args.contexts = contexts.data();
     session_->attend(call.args);
-    expect_same_rows(call.output(), expected, "several contexts");
+    expect_same_rows(call.output(), expected, layer);
   }
   // Requests that are served together may be cut otherwise than alone.
-  void expect_same_rows(const Output& found, const Output& expected, const char* what) const {
+  void expect_same_rows(const Output& found, const Output& expected, int64_t layer) const {
     const double tolerance = tolerance_of(c_);
+    const auto skipped = [&](size_t row) { return kGpu && !known_[layer][row]; };
+    const size_t each = queries_[layer].value_dim;
     for (size_t i = 0; i < found.out.size(); ++i) {
+      if (skipped(i / each)) continue;
       ASSERT_NEAR(found.out[i], expected.out[i], tolerance * (1 + std::abs(expected.out[i])))
-          << what;
+          << "several contexts, layer " << layer;
     }
     for (size_t i = 0; i < found.lse.size(); ++i) {
       if (std::isinf(expected.lse[i])) {
-        ASSERT_EQ(found.lse[i], expected.lse[i]) << what;
-      } else {
+        ASSERT_EQ(found.lse[i], expected.lse[i]) << "several contexts, layer " << layer;
+      } else if (!skipped(i)) {
         ASSERT_NEAR(found.lse[i], expected.lse[i],
                     kGpu ? kLseTolerance * (1 + std::abs(expected.lse[i])) : 1e-3)
-            << what;
+            << "several contexts, layer " << layer;
       }
     }
   }
@@ -532,8 +558,9 @@ class Property {
   std::optional<PropertyOracle> oracle_;
   std::optional<runtime::Index> index_;
   std::optional<runtime::Session> session_;
-  std::vector<Queries> queries_;  // [layers]
-  std::vector<Output> outputs_;   // [layers]
+  std::vector<Queries> queries_;          // [layers]
+  std::vector<Output> outputs_;           // [layers]
+  std::vector<std::vector<bool>> known_;  // [layers][T, Hq]: no rounding decides what is selected
 };
 
 int64_t from_environment(const char* name, int64_t otherwise) {
@@ -546,7 +573,7 @@ TEST(Property, RandomConfigurations) {
   SQZ_SKIP_WITHOUT_GPU();
 #endif
   const int64_t first = from_environment("SQZ_PROPERTY_FIRST", 1);
-  const int64_t seeds = from_environment("SQZ_PROPERTY_SEEDS", 200);
+  const int64_t seeds = from_environment("SQZ_PROPERTY_SEEDS", kGpu ? 300 : 200);
   const testing::TemporaryDirectory directory;
   int64_t clear = 0, unclear = 0;
   for (int64_t seed = first; seed < first + seeds; ++seed) {

@@ -27,9 +27,7 @@ struct How {
   Given given = Given::kBefore;
   float drift = 0;
 };
-const How kF32 = {.dtype = DType::kF32},
-          kF32Positions = {.dtype = DType::kF32, .given = Given::kPositions},
-          kF16Positions = {.dtype = DType::kF16, .given = Given::kPositions};
+const How kF32 = {.dtype = DType::kF32};
 
 // Returns the share of the clustered keys that were read.
 double compare(const Served& served, double share, const Lengths& lengths, const How& how = {},
@@ -68,30 +66,12 @@ TEST(ClassifierWeights, AreTilesOfLanes) {
 
 class SaapOnGpu : public test::OnGpu {};
 
-TEST_F(SaapOnGpu, ShapesAndGroups) {
-  for (const int64_t dim : {64, 96, 128, 256}) {
-    for (const int64_t group : {1, 4, 7, 16}) {
-      SCOPED_TRACE(concat("dim ", dim, ", group ", group));
-      const Served served = serve_network({.dim = dim, .group = group});
-      EXPECT_NEAR(compare(served, 0.2, {1}), 0.2, 0.03);
-      EXPECT_NEAR(compare(served, 0.2, {70}, {.block = 32}), 0.2, 0.03);
-      compare(served, 0.2, single_tokens(3), kF32);
-      compare(served, 0.2, {37}, {.block = 16, .dtype = DType::kF32});
-      compare(served, 0.1, single_tokens(5), kF16Positions);
-      compare(served, 0.1, {9}, kF16Positions);
-      compare(served, 0.4, {1}, kF32Positions);
-      compare(served, 0.4, {21}, kF32Positions);
-      if (HasFailure()) return;
-    }
-  }
-}
-
 TEST_F(SaapOnGpu, NetworksOfAnySize) {
   for (const auto& [buckets, hidden] : test::kNetworkSizes) {
     SCOPED_TRACE(concat(buckets, " buckets, ", hidden, " hidden units"));
     const Served served =
         serve_network({.dim = 128, .group = 4, .heads = 2, .buckets = buckets, .hidden = hidden});
-    for (const int64_t requests : {1, 2, 9, 40}) {
+    for (const int64_t requests : {1, 2, 9, 129}) {
       compare(served, 0.3, single_tokens(requests), kF32, 8);
     }
     compare(served, 0.3, {40}, kF32);
@@ -121,27 +101,6 @@ TEST_F(SaapOnGpu, OfEqualBucketsTheFirst) {
   const Served served = serve_network(q, 1, true);
   EXPECT_NEAR(compare(served, 0.2, {1}), 0.2, 0.01);
   EXPECT_NEAR(compare(served, 0.2, single_tokens(40)), 0.2, 0.01);
-}
-
-TEST_F(SaapOnGpu, ManyRequests) {
-  const Served served = serve_network({.dim = 64, .group = 2, .heads = 1});
-  for (const int64_t requests : {17, 128, 129, 300}) {
-    SCOPED_TRACE(concat(requests, " requests"));
-    compare(served, 0.1, single_tokens(requests));
-    compare(served, 0.1, single_tokens(requests), kF32Positions);
-    if (HasFailure()) return;
-  }
-}
-
-// Blocks that requests end within, single tokens among prompts, and blocks longer than a prompt.
-TEST_F(SaapOnGpu, RaggedRequests) {
-  const Served served = serve_network({.dim = 64, .group = 2, .heads = 2});
-  for (const Given given : {Given::kBefore, Given::kPositions}) {
-    compare(served, 0.1, {1, 40, 33, 0, 1, 64, 5}, {.block = 32, .given = given});
-    compare(served, 0.1, {7, 1, 100}, {.given = given});
-    compare(served, 0.1, {40, 1}, {.block = 1000, .given = given});
-    compare(served, 0.1, Lengths(300, 2), {.block = 2, .given = given});
-  }
 }
 
 // More tokens than go through the networks at once: blocks that lie in several stretches.

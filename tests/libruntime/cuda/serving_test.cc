@@ -1,6 +1,6 @@
 // Sessions on the GPU against the CPU backend: the same keys, the same attention. The property test
-// draws selectors, rules, levels, types and layers for a few tokens; here are all shapes, more
-// tokens, and the limits.
+// draws shapes, selectors, rules, levels, types and layers for up to 300 tokens; here are more
+// requests, rows of 8 bits of all shapes, and the limits.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -62,38 +62,6 @@ TEST(TeamSizes, LargestThatAllRunAtOnce) {
 
 class Serving : public test::OnGpu {};
 
-TEST_F(Serving, ShapesAndGroups) {
-  const auto flat = with_thresholds({2e-4}), deep = with_thresholds({1e-4, 3e-4});
-  const BlockOptions prompt = {.block = 32}, sm80 = {.block = 32, .sm80_kernels = true};
-  const BlockOptions prompt_f32 = {.block = 32, .dtype = DType::kF32},
-                     sm80_f32 = {.block = 32, .dtype = DType::kF32, .sm80_kernels = true};
-  for (const int64_t dim : {64, 80, 96, 128, 160, 192, 256, 512}) {
-    for (const int64_t group : {1, 4, 7, 8, 10, 16}) {
-      if (dim != 64 && dim != 128 && group != 4 && group != 16) continue;
-      SCOPED_TRACE(concat("dim ", dim, ", group ", group));
-      const Served served = serve(shape(dim, group, {40, 211}));
-      for (const double read : {compare(served, flat, {1}), compare(served, flat, {40}, prompt),
-                                compare(served, flat, {40}, sm80)}) {
-        EXPECT_GT(read, 0.005);
-        EXPECT_LT(read, 0.9);
-      }
-      // Requests of a call are looked up together; one is by itself.
-      for (const int64_t requests : {1, 2, 11}) compare(served, deep, single_tokens(requests));
-      compare(served, deep, single_tokens(11), {.dtype = DType::kF32});
-      compare(served, by_budget(0.1), single_tokens(2));
-      compare(served, deep, {40}, prompt);
-      compare(served, by_budget(0.1), {40}, prompt);
-      compare(served, deep, {40}, sm80_f32);
-      compare(served, by_budget(0.1), {40}, sm80);
-      if (dim > 256) continue;
-      const Served paged = serve(pages(dim, group, group == 7 ? 9 : 16));
-      EXPECT_NEAR(compare(paged, quest(0.1), {40}, prompt), 0.1, 0.005);
-      compare(paged, quest(0.05), {37}, prompt_f32);
-      if (HasFailure()) return;
-    }
-  }
-}
-
 // Thresholds of this index say that a score at the cutoff is expected to be far from what scores
 // are (-12, log2), but for a share of .45; they are all the same, close together or far apart.
 TEST_F(Serving, CutoffsOfBudgets) {
@@ -134,23 +102,6 @@ TEST_F(Serving, EverythingNothingAndOneCluster) {
   EXPECT_NEAR(compare(paged, quest(16.5 / slots), {20}), 16 / slots, 1e-4);
   EXPECT_GT(compare(paged, quest(0.999), {20}), 0.99);
   compare(serve(pages(64, 2, 1500)), quest(0.4), {20, 3}, {.block = 8});
-}
-
-// Requests that end within a block, single tokens among them, whose thresholds and shares are
-// others, blocks longer than a prompt, and more blocks than one part of a table holds.
-TEST_F(Serving, RaggedRequests) {
-  const Served served = serve(shape(128, 4, {40, 211})), paged = serve(pages(128, 4));
-  const Lengths ragged = {1, 40, 33, 0, 1, 64, 5}, pairs(300, 2);
-  for (const bool sm80 : {false, true}) {
-    compare(served, by_budget(0.1), ragged, {.block = 32, .sm80_kernels = sm80});
-    compare(served, with_thresholds({1e-4, 3e-4}), {7, 1, 100}, {.sm80_kernels = sm80});
-    compare(served, by_budget(0.05), pairs, {.block = 2, .sm80_kernels = sm80});
-  }
-  compare(paged, quest(0.1), ragged, {.block = 32});
-  compare(paged, quest(0.1), {7, 1, 100});
-  compare(paged, quest(0.1), {40, 1}, {.block = 1000});
-  compare(paged, quest(0.05), pairs, {.block = 2});
-  compare(paged, quest(0.1), {40, 1, 3}, {.block = 16, .sm80_kernels = true});
 }
 
 TEST_F(Serving, ManyRequests) {
@@ -231,8 +182,8 @@ TEST_F(Serving, Dense) {
 struct Compressed {
   Served whole, coded;
 };
-Compressed compress(const TinyIndexOptions& options, const std::vector<int64_t>& layers16 = {}) {
-  return {serve(options), serve_coded(options, {.rows = RowKind::kQ8, .layers16 = layers16})};
+Compressed compress(const TinyIndexOptions& options) {
+  return {serve(options), serve_coded(options, {.rows = RowKind::kQ8})};
 }
 
 // The share of the keys that was read must be about the one asked for.
@@ -300,22 +251,6 @@ TEST_F(Serving, ManyRequestsOfCodedRows) {
   }
 }
 
-// Layers of 16 bits and dense ones beside those of codes.
-TEST_F(Serving, MixedLayers) {
-  for (const DType stored : {DType::kBF16, DType::kF16}) {
-    TinyIndexOptions options = shape(128, 4, {43});
-    options.dtype = stored;
-    options.layers = 4;
-    options.dense_layers = {1};
-    const Compressed index = compress(options, {2});
-    compare(index, by_budget(0.1), {1, 1});
-    compare(index, kDense, {1, 1});
-    if (stored == DType::kBF16) continue;
-    compare(index, by_budget(0.1), {50, 1, 20}, {.block = 16, .dtype = stored});
-  }
-}
-
-// Runs of any keys, not of whole clusters, that all tokens of a call share.
 // Requests that name one of two contexts in device memory, against each context alone.
 TEST_F(Serving, ContextsInDeviceMemory) {
   if (!test::have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0";
@@ -366,37 +301,6 @@ TEST_F(Serving, ContextsInDeviceMemory) {
     EXPECT_NEAR(static_cast<double>(counted.bytes_read) / 14,
                 static_cast<double>(b->totals(-1)->bytes_read) / 54,
                 0.05 * static_cast<double>(counted.bytes_read) / 14);
-  }
-}
-
-TEST_F(Serving, SelectorsThatLookAtNoQuery) {
-  const auto indexed = [](int64_t dim, int64_t group, DType dtype) {
-    TinyIndexOptions o = shape(dim, group, {40, 211});
-    o.heavy_hitters = true;
-    o.dtype = dtype;
-    return o;
-  };
-  const Served served = serve(indexed(128, 4, DType::kBF16)),
-               other = serve(indexed(64, 7, DType::kBF16));
-  const Compressed coded = compress(indexed(128, 4, DType::kF16));
-  const Lengths ragged = {1, 40, 33, 0, 5};
-  for (const SelectorKind kind :
-       {SelectorKind::kStream, SelectorKind::kWindow, SelectorKind::kH2o}) {
-    SCOPED_TRACE(concat("selector ", static_cast<int>(kind)));
-    SelectionRequest request = {.selector = kind, .keep = 0.1};
-    EXPECT_NEAR(compare(served, request, {70}, {.block = 32}), 0.1, 0.001);
-    EXPECT_NEAR(compare(served, request, ragged, {.block = 32}), 0.1, 0.001);
-    compare(served, request, {7, 100});
-    compare(served, request, ragged, {.block = 32, .sm80_kernels = true});
-    compare(coded, request, single_tokens(3));
-    for (const bool sm80 : {false, true}) {
-      // A window of few keys: the rounding of one shows in the sum.
-      compare(coded, request, {70, 1, 33},
-              {.block = 32, .dtype = DType::kF16, .sm80_kernels = sm80, .lse_slack = 5e-4});
-    }
-    request.dense_layers = 1;  // a layer that is read whole has its sink
-    compare(other, request, single_tokens(400));
-    if (HasFailure()) return;
   }
 }
 
