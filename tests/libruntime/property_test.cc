@@ -145,18 +145,21 @@ class Call {
 };
 
 // The tolerance of outputs, relative to 1 + their magnitude. CUDA rounds queries to the dtype of
-// the index, and unpacks rows of codes to it for prompts.
+// the index, and for prompts unpacks rows of codes to it: of 300 seeds in bf16, that alone moves an
+// output by .064 and the logarithm of a sum by .0097.
 double tolerance_of(const PropertyCase& c) {
   if (kGpu) {
     const bool bf16 = c.dtype == DType::kBF16 || c.build.dtype == DType::kBF16;
-    return (bf16 ? 1.2e-2 : 6e-3) * (c.build.compress.rows == RowKind::k16 ? 1 : 5);
+    return (bf16 ? 1.2e-2 : 6e-3) * (c.build.compress.rows == RowKind::k16 ? 1 : 8);
   }
   return c.dtype == DType::kF32 ? 3e-4 : c.dtype == DType::kF16 ? 1e-3 : 6e-3;
 }
 
 // The tolerance of the logarithms of sums, as tolerance_of(). One of 6,000 cases on a CPU, with
 // rows of codes, is off by 2.2e-5.
-constexpr double kLseTolerance = kGpu ? 2e-3 : 3e-5;
+double lse_tolerance_of(const PropertyCase& c) {
+  return !kGpu ? 3e-5 : c.build.compress.rows == RowKind::k16 ? 2e-3 : 1.6e-2;
+}
 
 void expect_close(const Output& found, const Output& expected, const PropertyCase& c,
                   const char* what) {
@@ -408,7 +411,8 @@ class Property {
     if (std::isinf(expected.lse)) {
       ASSERT_EQ(output.lse[row], expected.lse) << "layer " << layer << " row " << row;
     } else {
-      ASSERT_NEAR(output.lse[row], expected.lse, kLseTolerance * (1 + std::abs(expected.lse)))
+      ASSERT_NEAR(output.lse[row], expected.lse,
+                  lse_tolerance_of(c_) * (1 + std::abs(expected.lse)))
           << "lse of layer " << layer << ", token " << token << ", head " << query_head;
     }
     for (int64_t i = 0; i < q.value_dim; ++i) {
@@ -514,7 +518,7 @@ class Property {
         ASSERT_EQ(found.lse[i], expected.lse[i]) << "several contexts, layer " << layer;
       } else if (!skipped(i)) {
         ASSERT_NEAR(found.lse[i], expected.lse[i],
-                    kGpu ? kLseTolerance * (1 + std::abs(expected.lse[i])) : 1e-3)
+                    kGpu ? lse_tolerance_of(c_) * (1 + std::abs(expected.lse[i])) : 1e-3)
             << "several contexts, layer " << layer;
       }
     }
