@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/cuda/device.h"
@@ -9,43 +10,65 @@
 #include "libruntime/kernels/cuda/prefill/classify/weights.h"
 
 namespace sqz::cuda {
-namespace {
 
-constexpr int kBuffers = 4;  // of a thread: one is read into, others copied from
-
-// The CUDA objects of one thread.
-struct Lane {
-  cudaStream_t stream = nullptr;
-  std::byte* buffer[kBuffers] = {};
-  cudaEvent_t copied[kBuffers] = {};
-  const Copy* pending[kBuffers] = {};
-
-  Status create() {
-    SQZ_RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    for (int i = 0; i < kBuffers; ++i) {
+// The stream and the pinned buffers of all uploads to one GPU. They stay as long as there is an
+// upload, because pinned memory is made and freed while others cannot use the GPU. With one stream,
+// what others copy waits for one piece at most.
+class Staging {
+ public:
+  struct Buffer {
+    ~Buffer() {
+      if (copied != nullptr) forget(cudaEventDestroy(copied));
+      if (data != nullptr) forget(cudaFreeHost(data));
+    }
+    Status create() {
       SQZ_RETURN_IF_CUDA_ERROR(
-          cudaHostAlloc(reinterpret_cast<void**>(&buffer[i]), kPiece, cudaHostAllocDefault));
-      SQZ_RETURN_IF_CUDA_ERROR(cudaEventCreateWithFlags(&copied[i], cudaEventDisableTiming));
+          cudaHostAlloc(reinterpret_cast<void**>(&data), kPiece, cudaHostAllocDefault));
+      // Threads that wait for it sleep and leave the core to others.
+      SQZ_RETURN_IF_CUDA_ERROR(
+          cudaEventCreateWithFlags(&copied, cudaEventDisableTiming | cudaEventBlockingSync));
+      return {};
     }
-    return {};
-  }
-  // Copies buffer `at` to its place.
-  Status send(const Copy& piece, int at) {
-    SQZ_RETURN_IF_CUDA_ERROR(
-        cudaMemcpyAsync(piece.to, buffer[at], piece.bytes, cudaMemcpyHostToDevice, stream));
-    SQZ_RETURN_IF_CUDA_ERROR(cudaEventRecord(copied[at], stream));
-    pending[at] = &piece;
-    return {};
-  }
-  ~Lane() {
-    if (stream != nullptr) forget(cudaStreamSynchronize(stream));
-    for (int i = 0; i < kBuffers; ++i) {
-      if (buffer[i] != nullptr) forget(cudaFreeHost(buffer[i]));
-      if (copied[i] != nullptr) forget(cudaEventDestroy(copied[i]));
+
+    std::mutex mutex;  // held from the wait for `copied` until the next copy is queued
+    std::byte* data = nullptr;
+    cudaEvent_t copied = nullptr;
+  };
+
+  // With two buffers for each thread: one is read into, the other copied from. The device is
+  // current.
+  static Result<std::shared_ptr<Staging>> of(int device, size_t threads) {
+    static std::map<int, std::weak_ptr<Staging>> all;
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Staging> staging = all[device].lock();
+    if (staging == nullptr) {
+      staging = std::make_shared<Staging>();
+      SQZ_RETURN_IF_ERROR(staging->stream_.create());
+      all[device] = staging;
     }
-    if (stream != nullptr) forget(cudaStreamDestroy(stream));
+    while (staging->buffers_.size() < 2 * threads) {
+      auto buffer = std::make_unique<Buffer>();
+      SQZ_RETURN_IF_ERROR(buffer->create());
+      staging->buffers_.push_back(std::move(buffer));
+    }
+    return staging;
   }
+
+  cudaStream_t stream() const { return stream_.get(); }
+  // The buffers in turn.
+  Buffer& next() {
+    const std::lock_guard lock(mutex_);
+    return *buffers_[next_++ % buffers_.size()];
+  }
+
+ private:
+  static inline std::mutex mutex_;
+  Stream stream_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  size_t next_ = 0;
 };
+
+namespace {
 
 void list_clusters(const Copy& piece, std::byte* out) {
   const auto* offsets = static_cast<const uint32_t*>(piece.from);
@@ -82,7 +105,9 @@ Result<std::unique_ptr<Upload>> Upload::start(std::shared_ptr<const SqzFile> fil
   upload->left_ = std::vector<std::atomic<int64_t>>(static_cast<size_t>(layers));
   upload->large_ = std::vector<std::atomic<bool>>(static_cast<size_t>(layers));
   for (const Copy& copy : copies) upload->cut(copy);
+  for (std::atomic<int64_t>& left : upload->left_) left += left > 0;
   const auto most = std::max<size_t>(1, std::min<size_t>(threads, upload->pieces_.size()));
+  SQZ_ASSIGN_OR_RETURN(upload->staging_, Staging::of(device, most));
   for (size_t i = 0; i < most; ++i) {
     upload->threads_.emplace_back([u = upload.get()] { u->work(); });
   }
@@ -113,6 +138,7 @@ void Upload::cut(const Copy& copy) {
 Upload::~Upload() {
   stop_ = true;
   join();
+  if (staging_ != nullptr) forget(cudaStreamSynchronize(staging_->stream()));
 }
 
 void Upload::join() {
@@ -159,38 +185,35 @@ Status Upload::read(const Copy& piece, std::vector<float>& weights, std::byte* o
 
 Status Upload::copy_pieces() {
   const CurrentDevice current(device_);
-  Lane lane;
-  SQZ_RETURN_IF_ERROR(lane.create());
-  const auto drain = [&](int i) -> Status {
-    if (lane.pending[i] == nullptr) return {};
-    SQZ_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(lane.copied[i]));
-    finish(lane.pending[i]->layer);
-    lane.pending[i] = nullptr;
-    return {};
-  };
   std::vector<float> weights;
-  int at = 0;
-  while (!stop_) {
-    const size_t index = next_++;
-    if (index >= pieces_.size()) break;
-    const Copy& piece = pieces_[index];
-    SQZ_RETURN_IF_ERROR(drain(at));
-    SQZ_RETURN_IF_ERROR(read(piece, weights, lane.buffer[at]));
-    if (piece.most > 0 && largest_of(lane.buffer[at], piece.bytes) > piece.most) {
-      large_[static_cast<size_t>(piece.layer)] = true;
+  for (size_t i = next_++; i < pieces_.size() && !stop_; i = next_++) {
+    const Copy& piece = pieces_[i];
+    {
+      Staging::Buffer& buffer = staging_->next();
+      const std::lock_guard lock(buffer.mutex);
+      SQZ_RETURN_IF_CUDA_ERROR(cudaEventSynchronize(buffer.copied));
+      SQZ_RETURN_IF_ERROR(read(piece, weights, buffer.data));
+      if (piece.most > 0 && largest_of(buffer.data, piece.bytes) > piece.most) {
+        large_[static_cast<size_t>(piece.layer)] = true;
+      }
+      SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(piece.to, buffer.data, piece.bytes,
+                                               cudaMemcpyHostToDevice, staging_->stream()));
+      SQZ_RETURN_IF_CUDA_ERROR(cudaEventRecord(buffer.copied, staging_->stream()));
     }
-    SQZ_RETURN_IF_ERROR(lane.send(piece, at));
-    at = (at + 1) % kBuffers;
+    SQZ_RETURN_IF_ERROR(finish(piece.layer));
   }
-  for (int i = 0; i < kBuffers; ++i) SQZ_RETURN_IF_ERROR(drain((at + i) % kBuffers));
   return {};
 }
 
-void Upload::finish(int64_t layer) {
-  if (--left_[static_cast<size_t>(layer)] > 0) return;
+Status Upload::finish(int64_t layer) {
+  std::atomic<int64_t>& left = left_[static_cast<size_t>(layer)];
+  if (--left > 1) return {};
+  SQZ_RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(staging_->stream()));
   // With the mutex, so that a waiter is either before its test or asleep.
   const std::lock_guard lock(mutex_);
+  left = 0;
   changed_.notify_all();
+  return {};
 }
 
 void Upload::fail(const Status& status) {

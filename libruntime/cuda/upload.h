@@ -1,5 +1,5 @@
-// Many bytes to the GPU: several threads read pieces of the file, in order, into pinned buffers of
-// their own and let the copy engine take them from there.
+// Many bytes to the GPU: several threads read pieces of the file, in order, into pinned buffers,
+// and the copy engine takes them from there, one at a time.
 #pragma once
 
 #include <atomic>
@@ -35,6 +35,8 @@ struct Copy {
 
 inline constexpr size_t kPiece = size_t{2} << 20;  // long enough for the bus, short for a cache
 
+class Staging;
+
 class Upload {
  public:
   // `copies` in the order of their layers. Threads start at once. 8 rows of weights
@@ -42,12 +44,12 @@ class Upload {
   static Result<std::unique_ptr<Upload>> start(std::shared_ptr<const SqzFile> file, int device,
                                                int threads, int64_t layers,
                                                const std::vector<Copy>& copies);
-  ~Upload();  // stops and waits
+  ~Upload();  // stops, and waits for the copies under way
   // Returns once a layer's copies are done, or with the first error of any.
   Status wait(int64_t layer);
   // Once wait() returned: whether a number of the layer is above its Copy::most.
   bool has_large(int64_t layer) const { return large_[static_cast<size_t>(layer)]; }
-  // Once all layers are there: returns when the threads have ended and their buffers are free.
+  // Returns when the threads have ended.
   void join();
 
  private:
@@ -56,16 +58,18 @@ class Upload {
   void cut(const Copy& copy);
   Status copy_pieces();
   Status read(const Copy& piece, std::vector<float>& weights, std::byte* out) const;
-  void finish(int64_t layer);
+  Status finish(int64_t layer);
   void fail(const Status& status);
 
   std::shared_ptr<const SqzFile> file_;
   int device_ = 0;
+  std::shared_ptr<Staging> staging_;
   std::vector<Copy> pieces_;
   std::atomic<size_t> next_{0};
   std::atomic<bool> stop_{false};
-  std::vector<std::atomic<int64_t>> left_;  // pieces, by layer
-  std::vector<std::atomic<bool>> large_;    // by layer
+  // By layer. Pieces, and 1 for the wait behind the last one.
+  std::vector<std::atomic<int64_t>> left_;
+  std::vector<std::atomic<bool>> large_;
   std::mutex mutex_;
   std::condition_variable changed_;
   Status status_;  // guarded by mutex_
