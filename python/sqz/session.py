@@ -106,17 +106,17 @@ class Session(Handle):
 
         The session's options hold for it, with thresholds and stats of its own. For a GPU it was uploaded there.
         """
-        if index is None:
-            with self._pointer.lock:
-                self._check(lib.sqz_session_put(self._pointer.at, integer(slot), None))
-            return
-        if not isinstance(index, Index):
+        if not isinstance(index, Index | None):
             raise TypeError(f"index: found {type(index).__name__}, expected an Index or None")
-        with self._pointer.lock, index._pointer.lock:
-            if self._pointer.at:
-                index._check(lib.sqz_session_put(self._pointer.at, integer(slot), index._pointer.at))
-            else:
-                self._check(INVALID_ARGUMENT)
+        with self._pointer.lock:
+            session, _lease = c.c_void_p(self._pointer.at.value), self._pointer.lease()
+        if index is None:  # without the lock: others attend meanwhile
+            self._check(lib.sqz_session_put(session, integer(slot), None))
+            return
+        with index._pointer.lock:
+            there = index._pointer.at  # null would empty the slot
+            (index if session else self)._check(
+                lib.sqz_session_put(session, integer(slot), there) if there else INVALID_ARGUMENT)
 
     def attend(self, layer: int, q: DLPackTensor, out: Any = None, lse: Any = None, positions: Integers | None = None,
                indptr: Integers | None = None, stream: int | None = None, q_before_rope: DLPackTensor | None = None,

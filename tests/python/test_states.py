@@ -1,5 +1,7 @@
 """Several contexts in one call, rows without a context, and merging states."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -51,11 +53,31 @@ def test_contexts_that_do_not_fit(heads, index):
     assert raised.value.status == 6
     with pytest.raises(TypeError, match="index: found str"):
         dense.put(1, "a.sqz")
+    with sqz.Index(SEEDS / "buckets.sqz") as closed:
+        pass
+    with pytest.raises(sqz.Error, match="found a closed index"):
+        dense.put(0, closed)
     with pytest.raises(sqz.Error, match=r"contexts_each: found 2, expected 0 to 1, the session's max_contexts"):
         dense.attend(0, q, contexts=[[sqz.Context(0), sqz.Context(0)]])
     dense.close()
     with pytest.raises(sqz.Error, match="found a closed session"):
         dense.put(1, heads)
+
+
+def test_others_attend_and_close_while_an_index_is_put(heads, monkeypatch):
+    session, q = sqz.Session(heads, selector="dense"), queries(heads.info, 1)
+
+    def put(*arguments):
+        for call in (lambda: session.attend(0, q), session.close):
+            thread = threading.Thread(target=call, daemon=True)
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive()
+        return original(*arguments)
+
+    original = sqz._library.lib.sqz_session_put
+    monkeypatch.setattr(sqz._library.lib, "sqz_session_put", put)
+    session.put(1, heads)
 
 
 def turned(rows, positions):
