@@ -1,52 +1,79 @@
 #!/usr/bin/env python3
-"""Calls from Python whose requests name their contexts on the GPU, in a CUDA graph of torch. Not part of ctest: it wants
-a GPU and torch.
+"""Calls from Python whose requests name their contexts on the GPU, in a CUDA graph of torch. Not part of ctest: it
+wants torch and a GPU with 24 GB.
 
-  tests/gpu/contexts.py --bin build/cuda/tools
+  TMPDIR=/dev/shm SQZ_LIBRARY=build/cuda/libruntime/libsqz.so.0.2 PYTHONPATH=python tests/gpu/contexts.py
 
 Captures the calls of a batch once and replays them with other contexts, also after slots were emptied and filled again:
 every answer must be that of the same contexts named on the host. Then 1,000 replays while another thread fills slots.
-At last it times a context of 1 GB from its file (in the page cache) to its first answer: the first time, with its
-verification, and after it was evicted; beside that the copy alone from pinned memory, and how much slower others are served.
+At last it times 128,000 tokens of an 8B model's shape with rows of 8 bits, from the file in the page cache to the first
+answer: with verification, as the first time, and without it; beside that a copy of as many bytes from pinned memory.
+And it says how much slower others are served meanwhile: a small graph, and a token of an engine.
 """
-import argparse
+import json
 import pathlib
 import random
-import subprocess
 import tempfile
 import threading
 import time
 
+import numpy as np
 import torch
 
 import sqz
+from sqz._builder import Build, info
 
 REQUESTS, HEADS, DIM = 16, 8, 128
+SEED = pathlib.Path(__file__).parents[1] / "fuzz/seeds/sqz_file_fuzz/two_levels.sqz"  # its model has every field
 
 
-def save(bin_folder, path, seed, tokens):
-    subprocess.run([bin_folder / "sqz-bench", "attend", "--save-index", path, "--tokens", str(tokens), "--seed", str(seed),
-                    "--heads", str(HEADS), "--kv-heads", "2", "--head-dim", str(DIM), "--benchmark_filter=none"], check=True,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return path
-
-
-def make(bin_folder, path, seed, tokens):
-    index = sqz.Index(save(bin_folder, path, seed, tokens))
+def make(path, tokens, layers=1, heads=HEADS, kv_heads=2, rows="bf16"):
+    """An index of random keys and values on the GPU."""
+    model = json.loads(info(sqz.Index(SEED))["metadata"]["model"]) | {
+        "layers": layers, "query_heads": heads, "kv_heads": kv_heads, "head_dim": DIM, "sliding_window": [0] * layers,
+        "attention_scale": DIM ** -0.5, "vocab_size": 0}
+    with Build(path, model, np.arange(tokens), rows=rows) as build:
+        for _ in range(layers):
+            keys, values = (torch.randn(kv_heads, tokens, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+            torch.cuda.synchronize()
+            build.add_layer(keys, values, torch.randn(heads, build.plan["tail"], DIM, dtype=torch.bfloat16))
+        build.finish()
+    index = sqz.Index(path)
     index.upload(0)
     return index
 
 
-def time_loading(path, graph):
-    """Prints seconds, and what they are for 9.6 GB: 128K tokens of an 8B model as q8."""
-    first = sqz.Index(path)
-    first.upload(0)
+def capture(call):
+    """A CUDA graph of a call whose kernels are loaded."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def token_of_an_engine():
+    """A function that takes about 5 ms: small copies to the GPU, a graph that reads 15 GB, and an answer back."""
+    inputs = [(torch.zeros(64).pin_memory(), torch.zeros(64, device="cuda")) for _ in range(6)]
+    rows, weights = (torch.randn(n, 8192, device="cuda", dtype=torch.bfloat16) for n in (REQUESTS, 8192))
+    torch.mm(rows, weights)
+    graph = capture(lambda: [torch.mm(rows, weights) for _ in range(110)])
+
+    def token():
+        for there, here in inputs:
+            here.copy_(there, non_blocking=True)
+        graph.replay()
+        inputs[0][1].cpu()
+    return token
+
+
+def time_loading(first, graph):
     session = sqz.Session(first, keep=0.2, device=0, max_tokens=1)
-    q, gigabytes = torch.randn(1, HEADS, DIM, device="cuda", dtype=torch.bfloat16), path.stat().st_size / 1e9
+    q, size = torch.randn(1, 32, DIM, device="cuda", dtype=torch.bfloat16), first.info.file_bytes
 
     def load(verify):
         begun = time.perf_counter()
-        with sqz.Index(path) as index:
+        with sqz.Index(first.info.path) as index:
             if verify:
                 index.verify()
             index.upload(0)
@@ -57,28 +84,35 @@ def time_loading(path, graph):
             index.unload(0)
         return seconds
 
-    def rate(until):
-        replays, begun = 0, time.perf_counter()
+    def replay():
+        graph.replay()
+        torch.cuda.current_stream().synchronize()
+
+    def rate(call, until):
+        calls, begun = 0, time.perf_counter()
         while not until():
-            graph.replay()
-            torch.cuda.current_stream().synchronize()
-            replays += 1
-        return replays / (time.perf_counter() - begun)
+            call()
+            calls += 1
+        return calls / (time.perf_counter() - begun)
 
     load(True)  # the page cache has the file
-    times = {"first": load(True), "again": min(load(False) for _ in range(3))}
+    times = {"with verification": load(True), "without": min(load(False) for _ in range(3))}
     pinned = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(pinned, device="cuda")
     begun = time.perf_counter()
     there.copy_(pinned, non_blocking=True)
     torch.cuda.synchronize()
-    times["pinned copy alone"] = (time.perf_counter() - begun) * gigabytes * 1e9 / (1 << 30)
+    times["a copy from pinned memory"] = (time.perf_counter() - begun) * size / (1 << 30)
     for name, seconds in times.items():
-        print(f"{name}: {seconds:.3f} s for {gigabytes:.1f} GB, {seconds / gigabytes * 9.6:.2f} s for 9.6 GB")
-    alone = rate(iter([False] * 2000 + [True]).__next__)
-    thread = threading.Thread(target=lambda: [load(False) for _ in range(5)])
-    thread.start()
-    print(f"others: {rate(lambda: not thread.is_alive()) / alone:.2f} of their rate while contexts are loaded")
+        print(f"{name}: {seconds:.3f} s for {size / 1e9:.2f} GB")
+    for name, call in (("a small graph", replay), ("a token of an engine", token_of_an_engine())):
+        alone = rate(call, iter([False] * 200 + [True]).__next__)
+        for verify in (False, True):
+            thread = threading.Thread(target=lambda verify=verify: [load(verify) for _ in range(5)])
+            thread.start()
+            beside = rate(call, lambda thread=thread: not thread.is_alive())
+            print(f"{name} takes {1e3 / alone:.2f} ms; {beside / alone:.2f} of its rate while contexts are loaded"
+                  f"{' and verified' if verify else ''}")
 
 
 def worst(found, expected):
@@ -88,15 +122,13 @@ def worst(found, expected):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bin", type=pathlib.Path, required=True)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        indexes = [make(arguments.bin, pathlib.Path(folder) / f"{i}.sqz", i, 20000 + 1500 * i) for i in range(5)]
-        check_and_time(indexes, arguments.bin, pathlib.Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        check_and_time([make(folder / f"{i}.sqz", 20000 + 1500 * i) for i in range(5)],
+                       make(folder / "large.sqz", 128_000, 32, 32, 8, "q8"))
 
 
-def check_and_time(indexes, bin_folder, folder):
+def check_and_time(indexes, large):
     rng = random.Random(5)
     session = sqz.Session(indexes[0], keep=0.2, device=0, dense_layers=-1, max_tokens=REQUESTS, max_request_tokens=1,
                           device_requests=REQUESTS, device_tokens=40000)
@@ -106,12 +138,9 @@ def check_and_time(indexes, bin_folder, folder):
     out, lse = torch.empty_like(q), torch.empty(REQUESTS, HEADS, device="cuda")
     named = sqz.DeviceContexts(REQUESTS)
     session.attend(0, q, out, lse, contexts=named)  # kernels are loaded before the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        session.attend(0, q, out, lse, contexts=named)
+    graph = capture(lambda: session.attend(0, q, out, lse, contexts=named))
 
-    def check(contexts):
+    def difference(contexts):
         named.set(contexts)
         q.normal_()
         graph.replay()
@@ -119,13 +148,13 @@ def check_and_time(indexes, bin_folder, folder):
                                   contexts=contexts + [None] * (REQUESTS - len(contexts)))
         return max(worst(out.float(), expected[0].float()), worst(lse, expected[1]))
 
-    differences = [check([rng.choice([0, 1, 2, None]) for _ in range(count)]) for count in (0, 1, 5, 16, 16, 16)]
+    differences = [difference([rng.choice([0, 1, 2, None]) for _ in range(count)]) for count in (0, 1, 5, 16, 16, 16)]
     session.put(1, None)
     named.set([1, 0])
     graph.replay()
     assert torch.isnan(lse[0]).all() and torch.isfinite(lse[1]).all() and (lse[2:] == -torch.inf).all()
     session.put(1, indexes[3])
-    differences += [check([rng.choice([0, 1, 2, None]) for _ in range(16)]) for _ in range(10)]
+    differences += [difference([rng.choice([0, 1, 2, None]) for _ in range(16)]) for _ in range(10)]
     stop = threading.Event()
 
     def refill():
@@ -148,7 +177,7 @@ def check_and_time(indexes, bin_folder, folder):
     print(f"{len(differences)} replays, largest difference {max(differences):.4f}; beside refilled slots "
           f"{'equal' if equal else 'DIFFERENT'}")
     assert equal and max(differences) < 0.02
-    time_loading(save(bin_folder, folder / "large.sqz", 9, 1_000_000), graph)
+    time_loading(large, graph)
 
 
 if __name__ == "__main__":
