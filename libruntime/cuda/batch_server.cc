@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMostRequests = kMostCut;         // of a launch
 constexpr int64_t kMostBytes = int64_t{192} << 20;  // for all but the first of them,
-constexpr int64_t kMostOwnBytes = 2 * kMostBytes;   // where each may have a list
+constexpr int64_t kMostOwnBytes = 4 * kMostBytes;   // where each may have a list
 constexpr int64_t kOwnRows = 64;  // query heads of a list where most contexts have few requests
 
 // Requests of a part, where they are cut into as few as have at most `most`, of about one size.
@@ -71,8 +71,10 @@ size_t BatchServer::lay_out(void* base) {
   lookup_.counts = layout.take<unsigned long long>(lists * (kBatchParts + 1));
   lookup_.faults = layout.take<uint32_t>(pairs);
   if (room_.budget) {
-    lookup_.scores = layout.take<float>(pairs * width);
-    lookup_.chosen = layout.take<uint32_t>(pairs * ((width + 31) / 32));
+    lookup_.lookup.width = width;
+    const int64_t stride = lookup_.score_stride();
+    lookup_.scores = layout.take<float>(pairs * stride);
+    lookup_.chosen = layout.take<uint32_t>(pairs * (stride / 32));
   }
   return layout.used();
 }

@@ -17,7 +17,7 @@ class BatchChosen : private BatchList {
     if (!looks_up()) return;
     take_ticket();
     const uint32_t faults = faults_before();
-    const int64_t stride = (p_.width + 31) / 32;
+    const int64_t stride = call_.score_stride() / 32;
     uint32_t* words = chosen_words(0);
 #pragma unroll 1
     for (int cluster = begin_ + thread_; cluster < end_; cluster += kBatchThreads) {

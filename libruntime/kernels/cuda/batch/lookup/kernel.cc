@@ -27,7 +27,7 @@ SelectRuns budget_of(const BatchLookup& call, int level) {
   select.level.log_threshold[0] = from.threshold * static_cast<float>(M_LN2);
   select.level.wanted[0] = lookup.wanted;
   select.scores = call.scores;
-  select.stride = lookup.width;
+  select.stride = call.score_stride();
   select.bits = call.chosen;
   select.faults = call.faults;
   select.counters = lookup.counters;

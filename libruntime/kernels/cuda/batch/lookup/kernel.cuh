@@ -180,21 +180,28 @@ class BatchChoice : private BatchProduct<Element, kDim> {
     }
     const auto body = [&](int first, const Logits& d) {
 #pragma unroll
-      for (int at = 0; at < 4; ++at) {
-        const int i = at / 2, e = at % 2, cluster = this->cluster_of(first, i, e);
-        const uint32_t alive = tile.log_sizes[i][e] > -INFINITY ? tile.words[i][e] & ~faults : 0;
-        Rows y;
+      for (int i = 0; i < 2; ++i) {
+        Rows y[2];  // of two clusters
+        uint32_t alive[2];
 #pragma unroll
-        for (int v = 0; v < kBatchOwn; ++v) {
-          y[v] = fmaf(d[v / 2][i][v % 2 * 2 + e], p_.scale, -lse[v]);
+        for (int e = 0; e < 2; ++e) {
+          alive[e] = tile.log_sizes[i][e] > -INFINITY ? tile.words[i][e] & ~faults : 0;
+#pragma unroll
+          for (int v = 0; v < kBatchOwn; ++v) {
+            y[e][v] = fmaf(d[v / 2][i][v % 2 * 2 + e], p_.scale, -lse[v]);
+          }
         }
+        const int cluster = this->cluster_of(first, i, 0);
         if constexpr (kScores) {
           put_scores(y, cluster, alive);
         } else {
-          uint32_t word = pass(y) & alive;
 #pragma unroll
-          for (int step = 4; step < 32; step *= 2) word |= __shfl_xor_sync(~0u, word, step);
-          if (lane_ / 4 == at && cluster < end_) words[cluster] = word;
+          for (int e = 0; e < 2; ++e) {
+            uint32_t word = pass(y[e]) & alive[e];
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) word |= __shfl_xor_sync(~0u, word, step);
+            if (lane_ / 4 == 2 * i + e && cluster + e < end_) words[cluster + e] = word;
+          }
         }
       }
     };
@@ -240,8 +247,8 @@ class BatchChoice : private BatchProduct<Element, kDim> {
     return word;
   }
 
-  // Writes log2 S, the mean over the heads; -infinity for requests that are not alive.
-  __device__ __forceinline__ void put_scores(Rows& y, int cluster, uint32_t alive) const {
+  // log2 S, the mean over the heads.
+  __device__ __forceinline__ void mean_over_heads(Rows& y) const {
     Rows top;
 #pragma unroll
     for (int v = 0; v < kBatchOwn; ++v) top[v] = y[v];
@@ -253,14 +260,24 @@ class BatchChoice : private BatchProduct<Element, kDim> {
       for (int v = 0; v < kBatchOwn; v += 2 << log) top[v + (1 << log)] = top[v];
     }
 #pragma unroll
-    for (int v = 0; v < kBatchOwn; ++v) y[v] = exp2f(y[v] - top[v]);
+    for (int v = 0; v < kBatchOwn; ++v) y[v] = ptx::ex2_approx(y[v] - top[v]);
     over_heads(y, [](float a, float b) { return a + b; });
     const float log_group = log2f(static_cast<float>(p_.group));
+#pragma unroll
+    for (int v = 0; v < kBatchOwn; ++v) y[v] = top[v] + __log2f(y[v]) - log_group;
+  }
+  // Writes scores of two clusters; -infinity for requests that are not alive.
+  __device__ __forceinline__ void put_scores(Rows (&y)[2], int cluster,
+                                             const uint32_t (&alive)[2]) const {
+    mean_over_heads(y[0]);
+    mean_over_heads(y[1]);
     for_requests([&](int v, int request) {
       if (request >= requests_ || cluster >= end_) return;
-      const float score = top[v] + log2f(y[v]) - log_group;
-      call_.scores[this->pair_of(request) * p_.width + cluster] =
-          (alive >> request & 1) != 0 ? score : -INFINITY;
+      float* to = call_.scores + this->pair_of(request) * call_.score_stride() + cluster;
+      const auto score = [&](int e) {
+        return (alive[e] >> request & 1) != 0 ? y[e][v] : -INFINITY;
+      };
+      *reinterpret_cast<float2*>(to) = make_float2(score(0), score(1));
     });
   }
 

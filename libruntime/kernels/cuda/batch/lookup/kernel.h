@@ -65,8 +65,10 @@ struct BatchLookup {
   unsigned long long* counts = nullptr;
   uint32_t* faults = nullptr;  // [pairs] 1: met NaN or infinity
   // For the rule kBudget, by pair = request * Hkv + head:
-  float* scores = nullptr;     // [pairs, width]
-  uint32_t* chosen = nullptr;  // [pairs, width / 32 + 1] bits
+  float* scores = nullptr;     // [pairs, score_stride()]
+  uint32_t* chosen = nullptr;  // [pairs, score_stride() / 32] bits
+
+  __host__ __device__ int64_t score_stride() const { return (lookup.width + 31) / 32 * 32; }
 
   __host__ __device__ int lists() const { return blocks.count * lookup.kv_heads; }
   // Blocks of threads of a launch.

@@ -14,19 +14,32 @@ namespace {
 
 using prefill::begin_dependent;
 
-constexpr int kSelectThreads = 1024;
-constexpr int kDigitBits = 11;  // of a score, at a time
-constexpr int kDigits = 1 << kDigitBits;
+constexpr int kSelectThreads = 1024;  // where lists are few,
+constexpr int kFewThreads = 256;      // and where several blocks share a multiprocessor
+constexpr int kDigits = 1 << 11;      // of a rank, 11 bits at a time
+constexpr uint32_t kCandidates = 768;
 constexpr size_t kMostBits = 32768;  // bytes of the chosen clusters, a bit each
-constexpr int kWarps = kSelectThreads / 32;
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
+__device__ __forceinline__ int warps() {
+  return static_cast<int>(blockDim.x) / 32;
+}
+
 struct Shared {
-  uint32_t scan[kWarps];
-  uint32_t histogram[kDigits];
+  uint32_t histogram[kDigits];    // keys by digit
+  uint2 candidates[kCandidates];  // ranks with the first digit of the cutoff, and their keys
+  uint32_t found;                 // of them
   uint32_t prefix, left;
-  uint32_t ends[kWarps];  // of the runs of each warp's words
-  uint2 sums[kWarps];     // their runs and keys
+  uint32_t scan[32], ends[32];  // by warp: a sum, the end of its words' runs,
+  uint2 sums[32];               // their runs and keys; 0 where there is no such warp
+
+  __device__ void clear() {
+    for (int i = threadIdx.x; i < kDigits; i += blockDim.x) histogram[i] = 0;
+    if (threadIdx.x == 0) found = 0;
+    if (threadIdx.x >= 32) return;
+    scan[threadIdx.x] = ends[threadIdx.x] = 0;
+    sums[threadIdx.x] = make_uint2(0, 0);
+  }
 
   // Sum of the threads before this one; `total` of all. All threads.
   __device__ uint32_t sum_before(uint32_t own, uint32_t& total) {
@@ -49,6 +62,7 @@ struct List {
   const uint32_t* offsets;  // [n + 1] of the KV head
   const uint32_t* sizes;    // [count] keys; null: 1 each
   float* scores;            // [count] log2 S; of an empty cluster -infinity
+  uint32_t* ranks;          // [count] in their place, by the rule kBudget: see rank_of_score()
   const uint32_t* wanted;   // [Hkv] or null
   float threshold;          // log2
   bool logarithms;          // scores are, and not bounds of pages
@@ -69,17 +83,31 @@ struct List {
   __device__ uint32_t keys(int32_t at) const { return sizes == nullptr ? 1 : sizes[at]; }
 };
 
+// Greater scores have greater ranks; 0: there is none. Logarithms from -64 on have ranks as far
+// apart as they are: those of floats fill a few of a histogram's bins, and threads wait for each
+// other.
+__device__ uint32_t rank_of_score(const List& list, float score) {
+  if (!(score > -INFINITY)) return 0;
+  if (!list.logarithms || score < -64) return rank_of(score);
+  return 0xC0000000u + static_cast<uint32_t>(__float2int_rd(fminf(score, 63.0f) * 0x1p24f));
+}
+
+constexpr int kFirstShift = 21;  // of a rank's first digit
+
 // Scores of every position, of sums over the row tiles of the block, and which ones the threshold
-// chooses.
-__device__ void combine_scores(const SelectRuns& call, const List& list, int2 block,
-                               int64_t tile_stride) {
+// chooses. By the rule kBudget ranks take the place of scores, and the histogram has their first
+// digits. Returns the keys that this thread chose.
+__device__ uint32_t combine_scores(const SelectRuns& call, const List& list, int2 block,
+                                   int64_t tile_stride, Shared& shared) {
   constexpr int kAtOnce = 8;  // positions of a thread whose scores are under way at the same time
+  const auto threads = static_cast<int32_t>(blockDim.x);
   const bool sums = call.tile_tokens > 0;
   const int32_t tiles = sums ? (block.y + call.tile_tokens - 1) / call.tile_tokens : 1;
   const float log_share = log2f(static_cast<float>(block.y * call.group));
-  for (int32_t first = 0; first < list.count; first += kAtOnce * kSelectThreads) {
+  uint32_t chosen = 0;
+  for (int32_t first = 0; first < list.count; first += kAtOnce * threads) {
     const auto position = [&](int i) {
-      return first + i * kSelectThreads + static_cast<int32_t>(threadIdx.x);
+      return first + i * threads + static_cast<int32_t>(threadIdx.x);
     };
     float values[kAtOnce] = {};
     uint32_t keys[kAtOnce];
@@ -98,88 +126,100 @@ __device__ void combine_scores(const SelectRuns& call, const List& list, int2 bl
     for (int i = 0; i < kAtOnce; ++i) {
       float score = sums ? log2f(values[i]) - log_share : values[i];
       if (keys[i] == 0) score = -INFINITY;
-      if (list.wanted != nullptr && position(i) < list.count) list.scores[position(i)] = score;
-      list.set_chosen(position(i), score > -INFINITY && score >= list.threshold);
+      if (list.wanted != nullptr && position(i) < list.count) {
+        const uint32_t rank = rank_of_score(list, score);
+        list.ranks[position(i)] = rank;
+        if (rank != 0) atomicAdd(&shared.histogram[rank >> kFirstShift], keys[i]);
+      }
+      const bool is = score > -INFINITY && score >= list.threshold;
+      list.set_chosen(position(i), is);
+      if (is) chosen += keys[i];
     }
   }
+  return chosen;
 }
 
-// Keys that the threshold chose.
-__device__ uint32_t keys_chosen(const List& list, Shared& shared) {
-  uint32_t keys = 0;
-  for (int32_t at = threadIdx.x; at < list.count; at += kSelectThreads) {
-    if (list.chosen[at / 32] >> (at % 32) & 1) keys += list.keys(at);
+// The digit at which the keys no longer fit, from the highest on: of the histogram, whose ranks
+// begin with shared.prefix.
+__device__ void find_digit(int bits, Shared& shared) {
+  __syncthreads();
+  const uint32_t prefix = shared.prefix, left = shared.left;
+  const int each = kDigits / static_cast<int>(blockDim.x);
+  const int first = kDigits - 1 - each * static_cast<int>(threadIdx.x);
+  uint32_t keys = 0, total;
+  for (int i = 0; i < each; ++i) keys += shared.histogram[first - i];
+  uint32_t before = shared.sum_before(keys, total);
+  for (int i = 0; i < each; ++i) {
+    const uint32_t own = shared.histogram[first - i];
+    const bool last = first - i == 0 && total <= left;  // everything fits
+    if (last || (before <= left && before + own > left)) {
+      shared.prefix = prefix << bits | static_cast<uint32_t>(first - i);
+      shared.left = left - before;
+    }
+    before += own;
   }
-  uint32_t total;
-  shared.sum_before(keys, total);
-  return total;
+  __syncthreads();
 }
 
-// Greater scores have greater ranks; 0: there is none. Logarithms from -64 on have ranks as far
-// apart as they are: those of floats fill a few of a histogram's bins, and threads wait for each
-// other.
-__device__ uint32_t rank_at(const List& list, int32_t at) {
-  const float score = list.scores[at];
-  if (!(score > -INFINITY)) return 0;
-  if (!list.logarithms || score < -64) return rank_of(score);
-  return 0xC0000000u + static_cast<uint32_t>(__float2int_rd(fminf(score, 63.0f) * 0x1p24f));
-}
-
-// The cutoff of the ranking: the rank at which `wanted` keys are passed, some at a time
-// from the top, and how many keys are left for the clusters of just that score.
+// The cutoff of the ranking: the rank at which `wanted` keys are passed, and how many keys are left
+// for the clusters of just that rank. A digit at a time, after the first one of those that share
+// it, which are few as a rule.
 __device__ void find_cutoff(const List& list, uint32_t wanted, Shared& shared) {
-  constexpr int kShifts[] = {21, 10, 0};
-  static_assert(kDigits == 2 * kSelectThreads);
   if (threadIdx.x == 0) {
     shared.prefix = 0;
     shared.left = wanted;
   }
-  int above = 32;
+  find_digit(32 - kFirstShift, shared);
+  const uint32_t digit = shared.prefix;
+  const auto for_ranks = [&](const auto& body) {
+    for (int32_t at = threadIdx.x; at < list.count; at += static_cast<int32_t>(blockDim.x)) {
+      const uint32_t rank = list.ranks[at];
+      if (rank != 0 && rank >> kFirstShift == digit) body(rank, list.keys(at));
+    }
+  };
+  for_ranks([&](uint32_t rank, uint32_t keys) {
+    const uint32_t to = atomicAdd(&shared.found, 1);
+    if (to < kCandidates) shared.candidates[to] = make_uint2(rank, keys);
+  });
+  __syncthreads();
+  const uint32_t found = shared.found;
+  constexpr int kShifts[] = {10, 0};
+  int above = kFirstShift;
+#pragma unroll
   for (const int shift : kShifts) {
-    const uint32_t mask = (1u << (above - shift)) - 1;
-    shared.histogram[2 * threadIdx.x] = shared.histogram[2 * threadIdx.x + 1] = 0;
+    const uint32_t mask = (1u << (above - shift)) - 1, prefix = shared.prefix;
+    for (int i = threadIdx.x; i < kDigits; i += blockDim.x) shared.histogram[i] = 0;
     __syncthreads();
-    const uint32_t prefix = shared.prefix, left = shared.left;
-    for (int32_t at = threadIdx.x; at < list.count; at += kSelectThreads) {
-      const uint32_t rank = rank_at(list, at);
-      if (rank != 0 && (above == 32 || rank >> above == prefix)) {
-        atomicAdd(&shared.histogram[rank >> shift & mask], list.keys(at));
+    const auto add = [&](uint32_t rank, uint32_t keys) {
+      if (rank >> above == prefix) atomicAdd(&shared.histogram[rank >> shift & mask], keys);
+    };
+    if (found <= kCandidates) {
+      for (uint32_t i = threadIdx.x; i < found; i += blockDim.x) {
+        add(shared.candidates[i].x, shared.candidates[i].y);
       }
+    } else {
+      for_ranks(add);
     }
-    __syncthreads();
-    // Two digits a thread, the highest first: the one at which the keys no longer fit.
-    const int first = kDigits - 1 - 2 * static_cast<int>(threadIdx.x);
-    const uint32_t keys[2] = {shared.histogram[first], shared.histogram[first - 1]};
-    uint32_t total;
-    uint32_t before = shared.sum_before(keys[0] + keys[1], total);
-    for (int i = 0; i < 2; ++i) {
-      const bool last = first - i == 0 && total <= left;  // everything fits
-      if (last || (before <= left && before + keys[i] > left)) {
-        shared.prefix = prefix << (above - shift) | static_cast<uint32_t>(first - i);
-        shared.left = left - before;
-      }
-      before += keys[i];
-    }
-    __syncthreads();
+    find_digit(above - shift, shared);
     above = shift;
   }
 }
 
 // The prefix of the ranking whose keys are nearest to `wanted` (at the finest level), or the first
-// one that holds them.
-__device__ void choose_by_budget(const List& list, uint32_t wanted, Shared& shared) {
+// one that holds them. Returns the keys that this thread chose.
+__device__ uint32_t choose_by_budget(const List& list, uint32_t wanted, Shared& shared) {
   find_cutoff(list, wanted, shared);
   const uint32_t cutoff = shared.prefix;
-  uint32_t left = shared.left;
-  for (int32_t first = 0; first < list.count; first += kSelectThreads) {
+  uint32_t left = shared.left, keys_chosen = 0;
+  for (int32_t first = 0; first < list.count; first += static_cast<int32_t>(blockDim.x)) {
     const int32_t at = first + static_cast<int32_t>(threadIdx.x);
-    const uint32_t rank = at < list.count ? rank_at(list, at) : 0;
+    const uint32_t rank = at < list.count ? list.ranks[at] : 0;
     const bool tie = rank != 0 && rank == cutoff;
+    const uint32_t keys = rank != 0 && rank >= cutoff ? list.keys(at) : 0;
     bool chosen = rank > cutoff;
     if (__syncthreads_or(tie)) {
-      const uint32_t keys = tie ? list.keys(at) : 0;
       uint32_t total;
-      const uint32_t before = shared.sum_before(keys, total);
+      const uint32_t before = shared.sum_before(tie ? keys : 0, total);
       if (tie && before <= left) {
         const uint32_t rest = left - before;
         chosen = keys <= rest || (list.finest ? 2 * uint64_t{rest} > keys : rest > 0);
@@ -187,7 +227,9 @@ __device__ void choose_by_budget(const List& list, uint32_t wanted, Shared& shar
       left = total <= left ? left - total : 0;  // past the cutoff nothing is taken
     }
     list.set_chosen(at, chosen);
+    if (chosen) keys_chosen += keys;
   }
+  return keys_chosen;
 }
 
 // Adds what was read of a list. One thread.
@@ -212,7 +254,7 @@ __device__ void write_runs(const SelectRuns& call, const List& list, int32_t num
   const uint32_t lanes_below = (1u << lane) - 1;
   uint2 written = make_uint2(0, 0);  // runs, keys
   uint32_t last_end = 0;             // of the chosen clusters so far; 0: there are none
-  for (int32_t first = 0; first < list.words(); first += kWarps * kWords) {
+  for (int32_t first = 0; first < list.words(); first += warps() * kWords) {
     // Cluster `lane` of each word holds slots or children [begins, ends).
     uint32_t words[kWords], begins[kWords], ends[kWords];
     uint32_t last = 0;
@@ -313,23 +355,24 @@ __global__ void __launch_bounds__(kSelectThreads)
                : sizes == nullptr ? nullptr
                                   : sizes + kv_head * n;
   list.scores = call.scores + number * call.stride;
+  list.ranks = reinterpret_cast<uint32_t*>(list.scores);
   list.chosen = chosen;
   list.logarithms = call.level.greatest == nullptr;
   list.fault = (call.bits != nullptr ? call.faults[number] : call.chosen.totals[number].fault) != 0;
   if (list.fault) list.count = 0;
-  combine_scores(call, list, block, gridDim.x * call.stride);
+  shared.clear();
   __syncthreads();
+  uint32_t total, keys = combine_scores(call, list, block, gridDim.x * call.stride, shared);
   if (list.wanted != nullptr && list.count > 0) {
     const uint32_t wanted = list.wanted[kv_head];
-    const bool enough = !list.finest && keys_chosen(list, shared) >= wanted;
-    if (!enough) choose_by_budget(list, wanted, shared);
-    __syncthreads();
+    shared.sum_before(keys, total);
+    if (list.finest || total < wanted) keys = choose_by_budget(list, wanted, shared);
   }
+  shared.sum_before(keys, total);  // and the bits are there
   if (call.bits == nullptr) return write_runs(call, list, number, shared);
-  const uint32_t keys = keys_chosen(list, shared);
-  if (threadIdx.x == 0) count(call, list, number, keys);
+  if (threadIdx.x == 0) count(call, list, number, total);
   const auto words = static_cast<int32_t>((call.stride + 31) / 32);
-  for (int32_t i = threadIdx.x; i < words; i += kSelectThreads) {
+  for (int32_t i = threadIdx.x; i < words; i += static_cast<int32_t>(blockDim.x)) {
     call.bits[int64_t{number} * words + i] = i < list.words() ? chosen[i] : 0;
   }
 }
@@ -340,7 +383,7 @@ __device__ void expand(const PrefillLookupParams& params, int64_t list) {
   const RunLists& alive = params.alive;
   const uint32_t* before = alive.before + list * (alive.capacity + 1);
   const uint32_t count = alive.totals[list].runs;
-  for (uint32_t run = threadIdx.x / 32; run < count; run += kWarps) {
+  for (uint32_t run = threadIdx.x / 32; run < count; run += kSelectThreads / 32) {
     const uint32_t first = alive.first[list * (alive.capacity + 1) + run];
     const int64_t to = list * params.level.clusters;
     for (uint32_t i = before[run] + (threadIdx.x & 31); i < before[run + 1]; i += 32) {
@@ -377,8 +420,10 @@ Status launch_select(const SelectRuns& call, const Device& device, cudaStream_t 
     return {Code::kUnsupported, concat("selection on the GPU: ", call.level.clusters,
                                        " clusters, expected at most ", 8 * kMostBits)};
   }
-  return launch_blocks(select_kernel, call.blocks.count * call.kv_heads, kSelectThreads,
-                       static_cast<int64_t>(bits), device, stream, call);
+  const int lists = call.blocks.count * call.kv_heads;
+  const int threads = lists < 2 * device.multiprocessors ? kSelectThreads : kFewThreads;
+  return launch_blocks(select_kernel, lists, threads, static_cast<int64_t>(bits), device, stream,
+                       call);
 }
 
 }  // namespace sqz::cuda
