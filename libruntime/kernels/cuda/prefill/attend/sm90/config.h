@@ -27,8 +27,8 @@ struct WorkCounts {
   uint32_t unused;
 };
 
-// The source of a row of a tile: 16-bit numbers in device memory (null: zeros), and the scale of
-// the codes that are added to them.
+// The source of a row of a tile: 16-bit numbers in device memory, and the scale of the codes that
+// are added to them.
 struct alignas(16) RowSource {
   const char* numbers;
   uint32_t scales;  // the scale twice; zeros for an exact row, whatever its codes

@@ -21,6 +21,9 @@ constexpr uint32_t copy_arrivals() {
   return 1 + ptx::kWarpArrivals * Config::kParts * (Config::kFirstChunks < Config::kChunks ? 2 : 1);
 }
 
+// The row of keys past the last.
+alignas(16) __device__ const uint16_t kZeros[kMostCodedDim] = {};
+
 // A producer warp's part of the keys of an item, or of its values.
 template <class T, class Config>
 class RowFetcher {
@@ -41,7 +44,7 @@ class RowFetcher {
         chunk_(warp / 2 % 2),
         first_row_(warp / 4 * 32),
         lane_(static_cast<int>(threadIdx.x & 31)),
-        inside_(4 * chunk_ + lane_ % 4 < kDim / 16) {
+        inside_(kDim % 64 == 0 || 4 * chunk_ + lane_ % 4 < kDim / 16) {
     const ContextLayer* own = own_layer(params, item.block);
     own == nullptr ? take(params.keys, params.exact) : take(own->keys, own->lookup.exact);
     if (params.masks == nullptr) return;
@@ -115,7 +118,7 @@ class RowFetcher {
   // Starts the copies of a tile's codes, and leaves what they are to be added to.
   __device__ void copy_codes(int stage, uint32_t place, uint32_t cluster, uint32_t scale) const {
     RowSource source = {exact_rows_ + int64_t{place & ~kExactRow} * (2 * kDim), 0};
-    if (place == kNone) source.numbers = nullptr;
+    if (place == kNone) source.numbers = reinterpret_cast<const char*>(kZeros);
     if ((place & kExactRow) == 0) {
       source = {means_ + int64_t{first_mean_ + (cluster & ~kFirstSlot)} * (2 * kDim),
                 scale * 0x10001u};
@@ -143,7 +146,7 @@ class RowFetcher {
       const auto* own = reinterpret_cast<const uint4*>(from + chunk_ * kRowBytes) + 2 * (lane_ % 4);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        numbers[i][half] = from == nullptr || !inside_ ? make_uint4(0, 0, 0, 0) : __ldg(own + half);
+        numbers[i][half] = inside_ ? __ldg(own + half) : make_uint4(0, 0, 0, 0);
       }
     }
     ptx::mbarrier_wait_parity(empty, ring.parity ^ 1);
