@@ -433,6 +433,8 @@ def test_requests_of_a_step_have_their_contexts(monkeypatch, folder):
         assert isinstance(runner.contexts_of([0, 1, 2]), sqz.Contexts)
     monkeypatch.setattr(sqz.vllm, "_registered", Options(contexts=str(folder)))
     assert [runner.fits_graph([[(2, 0, 0)]] * count) for count in (8, 9)] == [True, False]
+    table.shares = True
+    assert runner.fits_graph([[(2, 0, 0)]] * 9) and not runner.fits_graph([[(2, 0, 0), (3, 132, 1)]] * 9)
     table.put(2, str(folder / "b.sqz"), identity(sqz.Index(HEADS)))
     while not table.ready(2):
         pass
@@ -461,6 +463,7 @@ def test_a_step_that_no_graph_fits_is_not_taken_for_a_uniform_one(fits, monkeypa
     monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu_model_runner", SimpleNamespace(GPUModelRunner=Model))
     monkeypatch.setitem(sys.modules, "vllm.v1.worker.worker_base", SimpleNamespace(WorkerBase=type("Worker", (), {})))
     monkeypatch.setattr(sqz.vllm, "_registered", Options(contexts="books"))
+    monkeypatch.setattr(context, "_table", SimpleNamespace(shares=False))
     monkeypatch.setattr(runner, "_step", [[(2, 0, 0)]] * (8 if fits else 9))
     runner.install()
     assert Model()._determine_batch_execution_and_padding(num_reqs=9) == {"num_reqs": 9} | (

@@ -46,8 +46,11 @@ class Table:
     def _graphs(self, options: Options, config: Any) -> dict[str, int]:
         """Arguments of the session whose calls read contexts on the GPU, and `named`, what they read; else None."""
         self.named: sqz.DeviceContexts | None = None
+        self.shares = False  # whether they read a context once for all of its requests, if there are more than 8
         if not (self._on_gpu and options.contexts and in_graphs(options)):
             return {}
+        hopper = torch.cuda.get_device_capability(self._where["device"]) == (9, 0)
+        self.shares = hopper and options.first[1].layers[0].head_dim <= 128
         captured = config.compilation_config.max_cudagraph_capture_size or 0
         requests = max(config.scheduler_config.max_num_seqs, captured)
         self.named = sqz.DeviceContexts(requests, options.graph_contexts, f"cuda:{self._where['device']}")

@@ -36,12 +36,15 @@ def contexts_of(indptr: list[int]) -> sqz.Contexts | sqz.DeviceContexts | None:
 
 
 def fits_graph(rows: list[Any]) -> bool:
-    """Whether a full graph may serve requests with these contexts: they have few each, and no context is shared by so many
-    that reading it once for all of them takes less time, which calls do that name contexts on the host."""
+    """Whether a full graph may serve requests with these contexts: they have few each, and it reads once what many of them
+    share, or few share any. Calls that name contexts on the host always read them once."""
     options = registered()
+    if max(map(len, rows), default=0) > options.graph_contexts:
+        return False
+    if len(rows) > SHARED and context.table().shares:
+        return True
     shared = Counter(one[0] for each in rows for one in each)
-    most = 1 if options.session.get("selector") == "dense" else SHARED
-    return max(map(len, rows), default=0) <= options.graph_contexts and max(shared.values(), default=0) <= most
+    return max(shared.values(), default=0) <= (1 if options.session.get("selector") == "dense" else SHARED)
 
 
 class Requests:
