@@ -5,11 +5,11 @@ jobs=$(nproc)
 
 say() { printf '\n== %s\n' "$*"; }
 
-# install_packages [demo]: installs those packages of scripts/packages.txt that are missing, for the
-# demo without those that only the tests need. Asks nothing, needs no network if none is missing.
+# install_packages HEADING...: installs the packages below these headings of scripts/packages.txt that are missing.
+# Asks nothing, needs no network if none is missing.
 install_packages() {
   local wanted missing sudo=
-  wanted=$(sed "${1:+/^# Only scripts\/test/,\$d;}/^#/d" scripts/packages.txt)
+  wanted=$(awk -v headings=" $* " '/^# [A-Z]/ { on = index(headings, " " $2 " ") } on && !/^#/' scripts/packages.txt)
   missing=$(for p in $wanted; do
     dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q '^install ok installed' || echo "$p"
   done)
@@ -22,8 +22,8 @@ install_packages() {
   [ "$(id -u)" = 0 ] || sudo=sudo
   say "Installing" $missing
   $sudo apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing \
-    >build/apt.log 2>&1 || { tail -20 build/apt.log >&2; return 1; }
+  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends \
+    -o Dpkg::Options::=--force-unsafe-io $missing >build/apt.log 2>&1 || { tail -20 build/apt.log >&2; return 1; }
 }
 
 # The layout of files that differ from the main branch; of all files where CI is set.
@@ -38,19 +38,15 @@ check_formatting() {
     xargs -r -P "$jobs" -n 40 clang-format --dry-run -Werror
 }
 
-# configure PRESET: at first, and where a CMake file changed.
+# configure PRESET [CMAKE OPTION...]
 configure() {
-  if [ -f "build/$1/build.ninja" ]; then
-    cmake --build "build/$1" --target build.ninja >"build/$1.configure.log" 2>&1
-  else
-    cmake --preset "$1" >"build/$1.configure.log" 2>&1
-  fi || { tail -30 "build/$1.configure.log" >&2; return 1; }
+  cmake --preset "$@" >"build/$1.configure.log" 2>&1 || { tail -30 "build/$1.configure.log" >&2; return 1; }
 }
 
 # build PRESET [TARGET...]: configures once, builds what changed.
 build() {
   local preset=$1; shift
-  configure "$preset"
+  [ -e "build/$preset/build.ninja" ] || configure "$preset"
   say "Building (preset $preset)"
   cmake --build "build/$preset" -j "$jobs" ${1:+--target "$@"}
 }
