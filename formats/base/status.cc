@@ -1,5 +1,7 @@
 #include "formats/base/status.h"
 
+#include <sstream>
+
 namespace sqz {
 
 const char* code_name(Code code) {
@@ -10,6 +12,21 @@ const char* code_name(Code code) {
   };
   const auto index = static_cast<size_t>(code);
   return index < std::size(kNames) ? kNames[index] : "unknown";
+}
+
+void Printed::print_text(std::ostream& out, const void* text) {
+  out << static_cast<const char*>(text);
+}
+
+std::string joined(std::initializer_list<Printed> parts) {
+  std::ostringstream out;
+  out.exceptions(std::ios_base::badbit);  // without memory it throws: half a text may be a name
+  for (const Printed& part : parts) part.print(out, part.value);
+  return std::move(out).str();
+}
+
+std::string bad_field(Printed file, Printed field, Printed found, Printed expected) {
+  return joined({file, ": ", field, ": found ", found, ", expected ", expected});
 }
 
 std::string in_quotes(std::string_view text) {
