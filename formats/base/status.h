@@ -8,11 +8,11 @@
 #include <cstdint>
 #include <initializer_list>
 #include <new>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 
 namespace sqz {
 
@@ -52,14 +52,14 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}         // NOLINT: implicit
-  Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {}  // NOLINT: implicit
+  Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit
 
-  bool ok() const { return state_.index() == 0; }
-  Status status() const { return ok() ? Status() : std::get<1>(state_); }
-  T& value() & { return std::get<0>(state_); }
-  const T& value() const& { return std::get<0>(state_); }
-  T&& value() && { return std::get<0>(std::move(state_)); }
+  bool ok() const { return value_.has_value(); }
+  Status status() const { return status_; }
+  T& value() & { return value_.value(); }
+  const T& value() const& { return value_.value(); }
+  T&& value() && { return std::move(value_).value(); }
   T* operator->() { return &value(); }
   const T* operator->() const { return &value(); }
   T& operator*() & { return value(); }
@@ -67,7 +67,8 @@ class [[nodiscard]] Result {
   T&& operator*() && { return std::move(*this).value(); }
 
  private:
-  std::variant<T, Status> state_;
+  std::optional<T> value_;
+  Status status_;
 };
 
 // A value that becomes text as the stream operator prints it. Borrows the value.
