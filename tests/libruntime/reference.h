@@ -146,8 +146,8 @@ inline Selected select(const LayerView& view, int64_t head, const std::vector<fl
       for (size_t r = 0; r < ranked.size(); ++r) {
         const int64_t with = keys + sizes[ranked[r]];
         const bool ends = !takes(keys, with);
-        // Which of two neighbours is first matters at the end, and where the one before would not
-        // be taken as the second, or the one behind as the first.
+        // The order of two neighbours matters at the end, where the one before would not be taken
+        // as the second, and where the one behind would be taken as the first.
         const auto behind = static_cast<int64_t>(r + 1);
         const bool next = ends && behind < std::ssize(ranked);
         if (next && takes(keys, keys + sizes[ranked[behind]])) {

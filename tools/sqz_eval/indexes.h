@@ -41,7 +41,7 @@ class PassIndexes {
     int64_t tokens;  // of the document, those included that the view leaves out
     TemporaryName name;
   };
-  // Of a kind's document number `document`.
+  // The file of document number `document`.
   const File& file(size_t view, const IndexKind& kind, size_t document) const;
 
  private:
