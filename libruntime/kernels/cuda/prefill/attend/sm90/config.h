@@ -8,7 +8,6 @@
 namespace sqz::cuda::prefill {
 
 inline constexpr int kRows = 128;            // query rows of a tile, 64 a consumer warpgroup
-inline constexpr int kConsumerWarps = 8;     // two warpgroups
 inline constexpr int kSharedLimit = 232448;  // of a block, compute capability 9.0
 
 // One tile of query rows over some of its list: tiles of keys that begin at begin, begin + step, …
@@ -34,14 +33,16 @@ struct alignas(16) RowSource {
   uint32_t scales;  // the scale twice; zeros for an exact row, whatever its codes
 };
 
-// Bit 0 of a producer warp's number says keys or values, bit 1 the first chunks of rows or the rest
-// and bit 2, where there are eight such warps, which half of the rows.
+// Bit 0 of a producer warp's number says keys or values. The bits above say the first chunks of
+// rows or the rest; for rows of 8 bits which of a tile's rows, and of which tiles.
 constexpr bool takes_values(int warp) {
   return warp % 2 == 1;
 }
 
-// kCodedArg: rows of 8 bits, which producer warps decode: there are twice as many.
-template <int kDimArg, int kKeysArg, bool kCodedArg = false>
+// kCodedArg: rows of 8 bits, which producer warps decode: there are more of them, in phases that
+// take tiles in turn. kGroupsArg: warpgroups of consumers. With one there is room for more
+// producers.
+template <int kDimArg, int kKeysArg, bool kCodedArg = false, int kGroupsArg = 2>
 struct Config {
   static constexpr bool kCoded = kCodedArg;
   static constexpr int kDim = kDimArg;
@@ -49,23 +50,30 @@ struct Config {
   static constexpr bool kSkips = kKeys <= 128;            // items may leave tiles out
   static constexpr int kChunks = (kDim + 63) / 64;        // of a row, kRowBytes each
   static constexpr int kFirstChunks = (kChunks + 1) / 2;  // those that the first warp fetches
-  static constexpr int kQueryBytes = kRows * kChunks * kRowBytes;
+  static constexpr int kGroups = kGroupsArg;
+  static constexpr int kConsumerWarps = 4 * kGroups;
+  static constexpr int kQueryRows = 64 * kGroups;
+  static constexpr int kQueryBytes = kQueryRows * kChunks * kRowBytes;
   static constexpr int kTileBytes = kKeys * kChunks * kRowBytes;
-  static constexpr int kParts = kCoded ? 2 : 1;      // of a tile's rows, a producer each
-  static constexpr int kProducerWarps = 4 * kParts;  // in front of the consumers
+  static constexpr int kParts = 2;  // of a tile's rows of 8 bits, a producer each
+  static constexpr int kPhases = kGroups == 1 ? 3 : 2;
+  static constexpr int kProducerWarps = kCoded ? 2 * kParts * kPhases : 4;  // before the consumers
   static constexpr int kThreads = 32 * (kProducerWarps + kConsumerWarps);
   // Codes have a byte a number, and a source for each row and producer.
-  static constexpr int kCodeStages = kCoded ? 4 : 0;
+  static constexpr int kCodeStages = kCoded ? 2 : 0;  // of a phase
   static constexpr int kCodeBytes = kTileBytes / 2;
   static constexpr int kSourceBytes = kProducerWarps * (kKeys / kParts) * sizeof(RowSource);
-  static constexpr int kAllCodeBytes = kCodeStages * (2 * kCodeBytes + kSourceBytes);
+  static constexpr int kAllCodeBytes = kCodeStages * (2 * kPhases * kCodeBytes + kSourceBytes);
   static constexpr int kFit =
       (kSharedLimit - 2048 - kQueryBytes - kAllCodeBytes) / (2 * kTileBytes);
   static constexpr int kMost = kKeys > 64 ? 4 : 6;
   static constexpr int kStages = kFit < kMost ? kFit : kMost;
   // Registers of a thread. Fetching many short runs wants more than 24.
   static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : kCoded ? 160 : 224;
-  static constexpr int kProducerRegisters = kKeys > 128 ? 24 : kCoded ? 96 : 56;
+  static constexpr int kProducerRegisters = kKeys > 128    ? 24
+                                            : !kCoded      ? 56
+                                            : kGroups == 1 ? 112
+                                                           : 96;
   static_assert(kKeys % 16 == 0 && kStages >= 2);
 };
 
@@ -74,8 +82,8 @@ template <class Config, bool kCoded>
 struct CodeStorage {};
 template <class Config>
 struct CodeStorage<Config, true> {
-  // Keys, values: [chunk][key].
-  alignas(16) uint8_t codes[2][Config::kCodeStages][Config::kCodeBytes];
+  // Keys, values: [key][16-bit numbers of a row / 2].
+  alignas(16) uint8_t codes[2][Config::kPhases][Config::kCodeStages][Config::kCodeBytes];
   RowSource rows[Config::kProducerWarps][Config::kCodeStages][Config::kKeys / Config::kParts];
 };
 

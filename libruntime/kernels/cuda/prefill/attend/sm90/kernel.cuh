@@ -7,8 +7,8 @@
 // and values before it.
 //
 // A small-M call has tiles of at most 64 query rows. Both consumer warpgroups hold the same ones
-// then, take tiles of keys in turn and join their states. Keys may have masks: which of the
-// block's tokens attend to a key.
+// then, take tiles of keys in turn and join their states; for rows of 8 bits there is one consumer
+// warpgroup. Keys may have masks: which of the block's tokens attend to a key.
 #pragma once
 
 #include <cuda.h>
@@ -135,9 +135,10 @@ __device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
       const uint64_t once = ptx::createpolicy_evict_first();
       ptx::mbarrier_arrive_expect_tx(&shared.queries_full, query_bytes);
       for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
-        ptx::cp_async_bulk_tensor_4d(
-            shared.queries + chunk * kRows * kRowBytes, &maps.queries, chunk * (kRowBytes / 2), 0,
-            item.kv_head, block.x + item.tile * params.tiles.tokens, &shared.queries_full, once);
+        ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * Config::kQueryRows * kRowBytes,
+                                     &maps.queries, chunk * (kRowBytes / 2), 0, item.kv_head,
+                                     block.x + item.tile * params.tiles.tokens,
+                                     &shared.queries_full, once);
       }
     }
     __syncwarp();
@@ -171,7 +172,7 @@ __device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendP
   while (items.next(item)) {
     // Nobody waits for a warp that fetches nothing: it would fall behind by a round of the ring,
     // and then wait for a parity that never comes.
-    if (first == end) continue;
+    if (!Config::kCoded && first == end) continue;
     auto* tiles = values ? shared.values : shared.keys;
     uint64_t* full = values ? shared.values_full : shared.keys_full;
     uint64_t* empty = values ? shared.values_empty : shared.keys_empty;
@@ -194,7 +195,7 @@ __device__ __forceinline__ void start_logits(float (&logits)[Config::kKeys / 2],
   for (int k = 0; k < Config::kDim / 16; ++k) {
     const int chunk = k / 4, within = k % 4 * 32;
     ptx::WgmmaProduct<T, Config::kKeys>::template multiply<0>(
-        logits, queries + ((chunk * kRows * kRowBytes + within) >> 4),
+        logits, queries + ((chunk * Config::kQueryRows * kRowBytes + within) >> 4),
         keys + ((chunk * Config::kKeys * kRowBytes + within) >> 4), k > 0);
   }
   ptx::wgmma_commit_group();
@@ -225,10 +226,10 @@ struct Turns {
     if (warpgroup == 1) pass();  // the first one begins
   }
   __device__ __forceinline__ void wait() const {
-    if (kTaken) ptx::bar_sync(mine, 32 * kConsumerWarps);
+    if (kTaken) ptx::bar_sync(mine, 2 * 128);
   }
   __device__ __forceinline__ void pass() const {
-    if (kTaken) ptx::bar_arrive(others, 32 * kConsumerWarps);
+    if (kTaken) ptx::bar_arrive(others, 2 * 128);
   }
 };
 
@@ -277,7 +278,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       bits[half] = 1u << min((first_row + 8 * half) / params.tiles.heads, 31);
     }
   }
-  const Turns<!kSmallM> turns(warpgroup);
+  const Turns<!kSmallM && Config::kGroups == 2> turns(warpgroup);
   ItemReader<SharedStorage<Config>> items(shared);
   RingPosition<Config::kStages> keys, values;
   RingPosition<1> query_ring;
@@ -320,8 +321,8 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       uint32_t weights[kKeys / 16][4];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (is_row_beyond<T, Config::kChunks, kRows>(shared.queries, first_row + 8 * half,
-                                                     params.scale)) {
+        if (is_row_beyond<T, Config::kChunks, Config::kQueryRows>(
+                shared.queries, first_row + 8 * half, params.scale)) {
           softmax.spoil(half);
         }
       }
@@ -424,11 +425,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(&shared.item_full[i], 1);
-      ptx::mbarrier_init(&shared.item_empty[i],
-                         ptx::kWarpArrivals * (Config::kProducerWarps - 1 + kConsumerWarps));
+      ptx::mbarrier_init(&shared.item_empty[i], ptx::kWarpArrivals * (Config::kProducerWarps - 1 +
+                                                                      Config::kConsumerWarps));
     }
     ptx::mbarrier_init(&shared.queries_full, 1);
-    constexpr uint32_t kConsumers = ptx::kWarpArrivals * kConsumerWarps;
+    constexpr uint32_t kConsumers = ptx::kWarpArrivals * Config::kConsumerWarps;
     constexpr uint32_t producers = Config::kCoded ? copy_arrivals<Config>() : 1;
     ptx::mbarrier_init(&shared.queries_empty, kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
@@ -458,12 +459,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 template <class T, int kDim, bool kSmallM, bool kMasked, bool kCoded = false>
 Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, int multiprocessors,
                      cudaStream_t stream) {
-  using Layout = Config<kDim, tile_keys(kDim, kSmallM, kMasked, kCoded), kCoded>;
-  constexpr size_t kShared = sizeof(SharedStorage<Layout>);
-  static_assert(kShared <= kSharedLimit);
-  auto* kernel = attend_kernel<T, Layout, kSmallM, kMasked>;
+  constexpr int kGroups = kCoded && kSmallM ? 1 : 2;
+  using Layout = Config<kDim, tile_keys(kDim, kSmallM, kMasked, kCoded), kCoded, kGroups>;
+  constexpr size_t kBytes = sizeof(SharedStorage<Layout>);
+  static_assert(kBytes <= kSharedLimit);
+  constexpr bool kShared = kSmallM && kGroups == 2;  // both warpgroups have the same query rows
+  auto* kernel = attend_kernel<T, Layout, kShared, kMasked>;
   const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
-  return launch_dependent(kernel, grid, Layout::kThreads, kShared, stream, params, maps);
+  return launch_dependent(kernel, grid, Layout::kThreads, kBytes, stream, params, maps);
 }
 
 template <class T, int kDim>

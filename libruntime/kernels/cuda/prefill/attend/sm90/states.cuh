@@ -55,7 +55,7 @@ __device__ __forceinline__ void join_states(SharedStorage<Config>& shared, int w
       out[first + i] = own[half] * out[first + i] + others[half] * place(i);
     }
   };
-  const auto wait = [] { ptx::bar_sync(1, 32 * kConsumerWarps); };
+  const auto wait = [] { ptx::bar_sync(1, 32 * Config::kConsumerWarps); };
   if (warpgroup == 1) give(first_half);
   wait();
   if (warpgroup == 0) {
