@@ -18,6 +18,7 @@ struct Case {
   float query_scale = 1.5f;
   float opposed = 0;    // first element of every centroid, and the negative of every query's
   int empty_every = 0;  // every how many-th cluster is empty; 0 = none
+  int distinct = 0;     // centroids of a head, which its clusters have in turn; 0 = each its own
   bool some_alive = false;
   double keep = 0.2;  // of the keys: as threshold or as budget
   bool budget = false, finest = true;
@@ -43,6 +44,7 @@ class Problem {
       set_first(queries_, -c.opposed);
       set_first(centroids_, c.opposed);
     }
+    if (c.distinct > 0) repeat_centroids();
     blocks_ = (c.tokens + c.block - 1) / c.block;
     for (int l = 0; l < blocks_ * c.kv_heads; ++l) alive_.push_back(alive_runs());
   }
@@ -102,6 +104,15 @@ class Problem {
   void set_first(Tensor& tensor, float value) const {
     for (size_t i = 0; i < tensor.values.size(); i += c_.dim) tensor.values[i] = value;
     tensor.upload();
+  }
+
+  void repeat_centroids() {
+    for (int row = 0; row < c_.kv_heads * c_.clusters; ++row) {
+      const int cluster = row % c_.clusters, same = row - cluster + cluster % c_.distinct;
+      std::copy_n(centroids_.values.begin() + int64_t{same} * c_.dim, c_.dim,
+                  centroids_.values.begin() + int64_t{row} * c_.dim);
+    }
+    centroids_.upload();
   }
 
   std::vector<SlotRun> alive_runs() {
@@ -287,6 +298,17 @@ TEST_F(PrefillLookupTest, ManyTilesOneClusterAndEmptyOnes) {
   check({.tokens = 300, .block = 300, .clusters = 4500, .budget = true}, 301);
   check({.tokens = 300, .block = 300, .clusters = 4500, .empty_every = 7}, 303);
   check({.tokens = 3, .block = 300, .clusters = 1}, 304);
+}
+
+// More clusters share the rank of the cutoff than a block of threads keeps apart, where lists are
+// few and where they are many.
+TEST_F(PrefillLookupTest, ManyEqualScores) {
+  for (const double keep : {0.2, 0.5, 0.8}) {
+    check({.clusters = 4500, .distinct = 3, .keep = keep, .budget = true}, 330);
+    check(
+        {.tokens = 300, .block = 1, .clusters = 4500, .distinct = 3, .keep = keep, .budget = true},
+        331);
+  }
 }
 
 TEST_F(PrefillLookupTest, BlocksOfOneToken) {
