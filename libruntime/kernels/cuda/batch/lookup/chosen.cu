@@ -8,7 +8,8 @@ namespace {
 
 class BatchChosen : private BatchList {
  public:
-  using BatchList::BatchList;
+  __device__ BatchChosen(const BatchLookup& call, int level, Shared& shared)
+      : BatchList(call, level, shared, kChosenOnEach) {}
 
   __device__ void run() {
     ptx::griddepcontrol_wait();
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(kBatchThreads)
 }  // namespace
 
 Status launch_batch_chosen(const BatchLookup& call, int level, cudaStream_t stream) {
-  return launch_blocks(batch_chosen_kernel, call.launched(level), kBatchThreads, 0,
+  return launch_blocks(batch_chosen_kernel, call.launched(level, kChosenOnEach), kBatchThreads, 0,
                        call.lookup.device, stream, call, level);
 }
 

@@ -32,10 +32,7 @@ class BatchSums : private BatchProduct<Element, kDim> {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     // For the next kernel nothing is counted yet, and no block has begun.
-    if (thread_ == 0) {
-      this->counts()[part_] = 0;
-      if (part_ == 0) this->counts()[kBatchParts] = 0;
-    }
+    if (part_ == 0 && thread_ <= kBatchParts) this->counts()[thread_] = 0;
     if (!kAll) this->load_first(tile);
     this->load_queries();
     add_up(tile);

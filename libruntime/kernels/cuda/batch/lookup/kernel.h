@@ -28,11 +28,13 @@ constexpr int batch_chunk(int group) {
   return requests < 32 ? requests : 32;
 }
 
-// Blocks of threads for each of so many lists: together about as many as the GPU holds at once.
-__host__ __device__ constexpr int batch_blocks(const Device& device, int lists) {
-  const int blocks = 2 * device.multiprocessors / lists;
+// Blocks of threads for each of so many lists: together about as many as the GPU holds at once, so
+// many on a multiprocessor.
+__host__ __device__ constexpr int batch_blocks(const Device& device, int lists, int on_each) {
+  const int blocks = on_each * device.multiprocessors / lists;
   return blocks < 1 ? 1 : blocks;
 }
+inline constexpr int kBatchOnEach = 2, kChosenOnEach = 8;  // where products are made, and not
 // Parts of a level's clusters, if there are so many blocks of threads for a list.
 __host__ __device__ constexpr int batch_parts(int clusters, int blocks) {
   const int tiles = (clusters + kBatchTile - 1) / kBatchTile, least = (tiles + 7) / 8;
@@ -72,10 +74,10 @@ struct BatchLookup {
 
   __host__ __device__ int lists() const { return blocks.count * lookup.kv_heads; }
   // Blocks of threads of a launch.
-  unsigned launched(int level) const {
-    const int each = batch_blocks(lookup.device, lists());
+  unsigned launched(int level, int on_each = kBatchOnEach) const {
+    const int each = batch_blocks(lookup.device, lists(), on_each);
     if (lookup.own != nullptr) {  // the fewer the lists that there are, the more for one
-      return static_cast<unsigned>(std::max(2 * lookup.device.multiprocessors, lists()));
+      return static_cast<unsigned>(std::max(on_each * lookup.device.multiprocessors, lists()));
     }
     return static_cast<unsigned>(lists() * batch_parts(lookup.level[level].clusters, each));
   }

@@ -28,13 +28,15 @@ class BatchList {
     uint32_t tally, means, ticket;
   };
 
-  __device__ BatchList(const BatchLookup& call, int level, Shared& shared)
+  __device__ BatchList(const BatchLookup& call, int level, Shared& shared,
+                       int on_each = kBatchOnEach)
       : call_(call), p_(call.lookup), k_(level), shared_(shared) {
     const bool own = p_.own != nullptr;
     if (own) ptx::griddepcontrol_wait();  // for the blocks and their layers
     const int lists = (own ? *call.count : call.blocks.count) * p_.kv_heads;
     const int at = static_cast<int>(blockIdx.x);
-    const int blocks = own ? batch_blocks(p_.device, lists) : static_cast<int>(gridDim.x) / lists;
+    const int blocks =
+        own ? batch_blocks(p_.device, lists, on_each) : static_cast<int>(gridDim.x) / lists;
     if (at >= blocks * lists) return;
     list_ = at / blocks;
     head_ = list_ % p_.kv_heads;

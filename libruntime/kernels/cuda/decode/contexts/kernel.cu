@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kPrepareThreads = 256, kMergeThreads = 128;
 constexpr int kMostHalf = 256;  // pairs of dimensions that RoPE turns
+constexpr int kEarly = 2;       // words of 16 bytes of queries that a thread fetches first
 
 // A block has row blockIdx.x as it is given.
 class PrepareRow {
@@ -21,6 +22,7 @@ class PrepareRow {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     own_ = p_.contexts[given_];
+    fetch_queries();
     const int place = find_place();
     if (thread_ == 0) p_.places[given_] = place;
     take_layer();
@@ -87,10 +89,38 @@ class PrepareRow {
     }
   }
 
+  // The first queries of the row are on their way while its place is found.
+  __device__ const uint4* query_row() const {
+    return static_cast<const uint4*>(p_.q) + int64_t{given_ / p_.each} * query_words();
+  }
+  __device__ int query_words() const {  // of 16 bytes
+    return p_.query_heads * p_.dim / (p_.dtype == DType::kF32 ? 4 : 8);
+  }
+  __device__ void fetch_queries() {
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) {
+      const int word = thread_ + i * kPrepareThreads;
+      if (word < query_words()) early_[i] = query_row()[word];
+    }
+  }
+  __device__ void copy_queries(int place) const {
+    uint4* to = static_cast<uint4*>(p_.row_q) + int64_t{place} * query_words();
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) {
+      const int word = thread_ + i * kPrepareThreads;
+      if (word < query_words()) to[word] = early_[i];
+    }
+    for (int i = thread_ + kEarly * kPrepareThreads; i < query_words(); i += kPrepareThreads) {
+      to[i] = query_row()[i];
+    }
+  }
+
   // As RopeUndo::apply() with float32 angles.
   __device__ void turn_queries(int place) {
-    const bool turns = own_.offset != 0 && p_.frequencies != nullptr && s_.layer.fault == 0;
-    for (int i = thread_; turns && i < p_.half; i += kPrepareThreads) {
+    if (own_.offset == 0 || p_.frequencies == nullptr || s_.layer.fault != 0) {
+      return copy_queries(place);
+    }
+    for (int i = thread_; i < p_.half; i += kPrepareThreads) {
       const float angle = static_cast<float>(own_.offset) * p_.frequencies[i];
       s_.turns[i] = make_float2(cosf(angle), sinf(angle));
     }
@@ -100,7 +130,7 @@ class PrepareRow {
     for (int n = thread_; n < numbers; n += kPrepareThreads) {
       const int i = n % p_.dim;
       float x = load_1(p_.dtype, p_.q, from + n);
-      if (turns && i < 2 * p_.half) {
+      if (i < 2 * p_.half) {
         const bool first = i < p_.half;
         const float2 turn = s_.turns[first ? i : i - p_.half];
         const float other = load_1(p_.dtype, p_.q, from + n + (first ? p_.half : -p_.half));
@@ -123,6 +153,7 @@ class PrepareRow {
   const ContextRows& p_;
   Shared& s_ = shared();
   RequestContext own_ = {};
+  uint4 early_[kEarly];
   const int given_ = static_cast<int>(blockIdx.x), thread_ = static_cast<int>(threadIdx.x);
 };
 
