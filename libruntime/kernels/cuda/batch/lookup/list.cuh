@@ -182,21 +182,24 @@ class BatchList {
     return static_cast<uint32_t>(head_) * layer().slots + slot;
   }
 
-  // to[first, + length) = word, of every lane one after the other; rows[first, + length) = row and
-  // so on, if there is such a list.
+  // to[first, + length) = word, of every lane; rows[first, + length) = row and so on, if there is
+  // such a list. Sixteen lanes write what one has, which are about 20 as a rule.
   __device__ void write_words(uint32_t* to, uint32_t first, uint32_t length, uint32_t word,
                               uint32_t* rows = nullptr, uint32_t row = 0) const {
+    constexpr uint32_t kLanes = 16;
+    const uint32_t any = __ballot_sync(~0u, length != 0);
 #pragma unroll 1
-    for (uint32_t left = __ballot_sync(~0u, length != 0); left != 0; left &= left - 1) {
-      const int i = __ffs(left) - 1;
-      const uint32_t count = __shfl_sync(~0u, length, i);
-      const uint32_t begin = __shfl_sync(~0u, first, i), of = __shfl_sync(~0u, word, i);
+    for (int i = 0; i < 32; i += 32 / kLanes) {
+      if ((any >> i & ((1u << 32 / kLanes) - 1)) == 0) continue;
+      const int from = i + lane_ / kLanes;
+      const uint32_t count = __shfl_sync(~0u, length, from);
+      const uint32_t begin = __shfl_sync(~0u, first, from), of = __shfl_sync(~0u, word, from);
+      const uint32_t from_row = __shfl_sync(~0u, row, from);
 #pragma unroll 1
-      for (uint32_t j = lane_; j < count; j += 32) to[begin + j] = of;
-      if (rows == nullptr) continue;
-      const uint32_t from = __shfl_sync(~0u, row, i);
-#pragma unroll 1
-      for (uint32_t j = lane_; j < count; j += 32) rows[begin + j] = from + j;
+      for (uint32_t j = lane_ % kLanes; j < count; j += kLanes) {
+        to[begin + j] = of;
+        if (rows != nullptr) rows[begin + j] = from_row + j;
+      }
     }
   }
 
