@@ -11,12 +11,13 @@ using ::testing::HasSubstr;
 
 class BenchTool : public ToolTest {
  protected:
-  ToolRun bench(std::vector<std::string> arguments) const {
+  ToolRun bench(std::vector<std::string> arguments, const std::string& format = "json") const {
     const bool heads = arguments[0] != "kmeans" && arguments.back() != "--heads=7";
     for (const char* more : {"--tokens=4000", "--kv-heads=2", "--head-dim=32", "--threads=2",
-                             "--benchmark_min_time=0.001", "--benchmark_format=json"}) {
+                             "--benchmark_min_time=0.001"}) {
       arguments.emplace_back(more);
     }
+    arguments.push_back("--benchmark_format=" + format);
     if (heads) arguments.emplace_back("--heads=4");
     return run(SQZ_BENCH_TOOL, arguments, "", {"TMPDIR=" + path("")});
   }
@@ -56,6 +57,14 @@ TEST_F(BenchTool, ReadsWhatIsAskedForAndLeavesNothing) {
     }
   }
   EXPECT_EQ(files(), "");
+}
+
+TEST_F(BenchTool, WritesCsv) {
+  for (const char* command : {"attend", "prefill"}) {
+    const ToolRun result = bench({command, "--keep=0.25"}, "csv");
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("sparse/keep:0.25"));
+  }
 }
 
 // An index is whole, and serves as it did when it was made.
