@@ -41,4 +41,10 @@ __device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t
          (kSwizzle << 62);
 }
 
+// The descriptor of an operand `bytes` further on: its address is in the lower word.
+__device__ __forceinline__ uint64_t advanced(uint64_t descriptor, uint32_t bytes) {
+  const uint32_t low = static_cast<uint32_t>(descriptor) + (bytes >> 4);
+  return (descriptor >> 32 << 32) | low;
+}
+
 }  // namespace sqz::cuda::ptx

@@ -63,10 +63,7 @@ class Softmax {
         m0 = fmaxf(m0, fmaxf(logits[4 * j + 2 * half], logits[4 * j + 2 * half + 1]));
         m1 = fmaxf(m1, fmaxf(logits[4 * j + 4 + 2 * half], logits[4 * j + 5 + 2 * half]));
       }
-      float m = fmaxf(m0, m1);
-      m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-      maximum[half] = m * scale;
+      maximum[half] = fmaxf(m0, m1) * scale;  // of this lane's columns
     }
     constexpr float kSlack = slack_of(kKeys);
     const bool moves = maximum[0] > shift_[0] + kSlack || maximum[1] > shift_[1] + kSlack;
@@ -74,7 +71,9 @@ class Softmax {
     if (moved) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float shift = fmaxf(shift_[half], maximum[half]);
+        float shift = fmaxf(shift_[half], maximum[half]);
+        shift = fmaxf(shift, __shfl_xor_sync(~0u, shift, 1));
+        shift = fmaxf(shift, __shfl_xor_sync(~0u, shift, 2));
         // Without keys so far any factor will do, but not -inf - -inf.
         factor_[half] = shift == -INFINITY ? 1.0f : ptx::ex2_approx(shift_[half] - shift);
         shift_[half] = shift;

@@ -23,6 +23,9 @@ class ItemReader {
     return item.block >= 0;
   }
 
+  // Of the item that follows.
+  __device__ __forceinline__ const RingPosition<2>& position() const { return ring_; }
+
  private:
   Storage& shared_;
   RingPosition<2> ring_;

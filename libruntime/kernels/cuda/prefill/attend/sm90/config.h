@@ -67,13 +67,19 @@ struct Config {
   static constexpr int kFit =
       (kSharedLimit - 2048 - kQueryBytes - kAllCodeBytes) / (2 * kTileBytes);
   static constexpr int kMost = kKeys > 64 ? 4 : 6;
-  static constexpr int kStages = kFit < kMost ? kFit : kMost;
-  // Registers of a thread. Fetching many short runs wants more than 24.
-  static constexpr int kConsumerRegisters = kKeys > 128 ? 240 : kCoded ? 160 : 224;
-  static constexpr int kProducerRegisters = kKeys > 128    ? 24
-                                            : !kCoded      ? 56
+  // Warpgroups with the same rows have a stage of every two each.
+  static constexpr int kRoom = kFit < kMost ? kFit : kMost;
+  static constexpr int kStages = kKeys > 64 || kCoded ? kRoom : kRoom / 2 * 2;
+  // Registers of a thread: of a consumer and of a producer, whose many short runs want more
+  // than 24. All together are no more than a block has at its start.
+  static constexpr int kConsumerRegisters = kKeys > 128    ? 232
+                                            : !kCoded      ? 216
+                                            : kGroups == 1 ? 160
+                                                           : 152;
+  static constexpr int kProducerRegisters = kKeys > 128    ? 40
+                                            : !kCoded      ? 72
                                             : kGroups == 1 ? 112
-                                                           : 96;
+                                                           : 104;
   static_assert(kKeys % 16 == 0 && kStages >= 2);
 };
 
@@ -95,6 +101,7 @@ struct SharedStorage : CodeStorage<Config, Config::kCoded> {
   alignas(16) uint32_t masks[Config::kStages][Config::kKeys];  // of tokens, a bit each
   float lse[2][kRows / 2];  // of the warpgroups' states that are joined
   WorkItem items[2];
+  uint32_t next_item;  // the number that follows the last one's
   uint64_t item_full[2], item_empty[2];
   uint64_t queries_full, queries_empty;
   uint64_t keys_full[Config::kStages], keys_empty[Config::kStages];

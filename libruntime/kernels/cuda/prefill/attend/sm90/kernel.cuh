@@ -26,6 +26,7 @@
 #include "libruntime/kernels/cuda/prefill/common/segments.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/fence_proxy_tensormap.cuh"
+#include "libruntime/kernels/cuda/ptx/lane.cuh"
 #include "libruntime/kernels/cuda/ptx/named_barrier.cuh"
 #include "libruntime/kernels/cuda/ptx/setmaxnreg.cuh"
 #include "libruntime/kernels/cuda/ptx/wgmma_product.cuh"
@@ -57,17 +58,16 @@ __device__ __forceinline__ const LayerMaps* maps_of(const PrefillAttendParams& p
   return own->maps;
 }
 
-// Hands an item to the other roles.
+// Hands an item to all warps, at a position of the ring of items.
 template <class Config>
 __device__ __forceinline__ void publish_item(SharedStorage<Config>& shared, const WorkItem& item,
-                                             RingPosition<2>& ring) {
+                                             const RingPosition<2>& ring) {
   ptx::mbarrier_wait_parity(&shared.item_empty[ring.stage], ring.parity ^ 1);
   if ((threadIdx.x & 31) == 0) {
     shared.items[ring.stage] = item;
     ptx::mbarrier_arrive(&shared.item_full[ring.stage]);
   }
   __syncwarp();
-  ring.advance();
 }
 
 // Number of the next item that nobody has taken. All lanes.
@@ -115,73 +115,63 @@ __device__ __forceinline__ void fetch_rows(const PrefillAttendParams& params, co
   }
 }
 
-// Items, queries, and the first chunks of keys.
-template <class T, class Config, bool kMasked>
-__device__ void fetch_queries_and_keys(SharedStorage<Config>& shared,
-                                       const PrefillAttendParams& params, const AttendMaps& maps) {
-  const uint32_t query_bytes =
-      params.tiles.heads * params.tiles.tokens * Config::kChunks * kRowBytes;
-  RingPosition<2> item_ring;
-  RingPosition<Config::kStages> ring;
-  RingPosition<1> queries;
-  WorkItem item = item_of(params, take_number(params));
-  publish_item(shared, item, item_ring);
-  while (item.block >= 0) {
-    const uint32_t next = take_number(params);
-    ptx::mbarrier_wait_parity(&shared.queries_empty, queries.parity ^ 1);
-    queries.advance();
-    if ((threadIdx.x & 31) == 0) {
-      const int2 block = block_of(params.blocks, item.block);
-      const uint64_t once = ptx::createpolicy_evict_first();
-      ptx::mbarrier_arrive_expect_tx(&shared.queries_full, query_bytes);
-      for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
-        ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * Config::kQueryRows * kRowBytes,
-                                     &maps.queries, chunk * (kRowBytes / 2), 0, item.kv_head,
-                                     block.x + item.tile * params.tiles.tokens,
-                                     &shared.queries_full, once);
-      }
+// Starts the way of an item's queries. `parity`: of the items before it.
+template <class Config>
+__device__ __forceinline__ void fetch_queries(SharedStorage<Config>& shared,
+                                              const PrefillAttendParams& params,
+                                              const AttendMaps& maps, const WorkItem& item,
+                                              uint32_t parity) {
+  const uint32_t bytes = params.tiles.heads * params.tiles.tokens * Config::kChunks * kRowBytes;
+  ptx::mbarrier_wait_parity(&shared.queries_empty, parity ^ 1);
+  if ((threadIdx.x & 31) == 0) {
+    const int2 block = block_of(params.blocks, item.block);
+    const uint64_t once = ptx::createpolicy_evict_first();
+    ptx::mbarrier_arrive_expect_tx(&shared.queries_full, bytes);
+    for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
+      ptx::cp_async_bulk_tensor_4d(shared.queries + chunk * Config::kQueryRows * kRowBytes,
+                                   &maps.queries, chunk * (kRowBytes / 2), 0, item.kv_head,
+                                   block.x + item.tile * params.tiles.tokens, &shared.queries_full,
+                                   once);
     }
-    __syncwarp();
-    const uint32_t* masks = nullptr;
-    if (kMasked && params.masks != nullptr) {
-      masks =
-          params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
-    }
-    if constexpr (Config::kCoded) {
-      RowFetcher<T, Config>(shared, params, item, 0).run(ring);
-    } else {
-      fetch_rows<Config>(params, item, maps_of(params, maps, item), false, 0, Config::kFirstChunks,
-                         shared.keys, shared.keys_full, shared.keys_empty, ring, masks,
-                         shared.masks);
-    }
-    item = item_of(params, next);
-    publish_item(shared, item, item_ring);
   }
+  __syncwarp();
 }
 
-// The other chunks of keys, and values.
+// A producer warp's part of keys or values. The first warp also takes the items, and fetches
+// queries.
 template <class T, class Config, bool kMasked>
-__device__ void fetch_others(SharedStorage<Config>& shared, const PrefillAttendParams& params,
-                             const AttendMaps& maps, int warp) {
-  const bool values = takes_values(warp);
-  const int first = warp % 4 < 2 ? 0 : Config::kFirstChunks;
-  const int end = warp % 4 < 2 ? Config::kFirstChunks : Config::kChunks;
+__device__ void produce(SharedStorage<Config>& shared, const PrefillAttendParams& params,
+                        const AttendMaps& maps, int warp) {
   ItemReader<SharedStorage<Config>> items(shared);
   RingPosition<Config::kStages> ring;
   WorkItem item;
+  if (warp == 0) publish_item(shared, item_of(params, take_number(params)), items.position());
   while (items.next(item)) {
-    // Nobody waits for a warp that fetches nothing: it would fall behind by a round of the ring,
-    // and then wait for a parity that never comes.
-    if (!Config::kCoded && first == end) continue;
-    auto* tiles = values ? shared.values : shared.keys;
-    uint64_t* full = values ? shared.values_full : shared.keys_full;
-    uint64_t* empty = values ? shared.values_empty : shared.keys_empty;
+    if (warp == 0) {
+      shared.next_item = take_number(params);
+      fetch_queries(shared, params, maps, item, items.position().stage ^ 1);
+    }
     if constexpr (Config::kCoded) {
       RowFetcher<T, Config>(shared, params, item, warp).run(ring);
     } else {
-      fetch_rows<Config>(params, item, maps_of(params, maps, item), values, first, end, tiles, full,
-                         empty, ring);
+      const bool values = takes_values(warp);
+      const int first = warp < 2 ? 0 : Config::kFirstChunks;
+      const int end = warp < 2 ? Config::kFirstChunks : Config::kChunks;
+      const uint32_t* masks = nullptr;
+      if (kMasked && params.masks != nullptr && !values) {
+        masks =
+            params.masks + (item.block * params.shape.kv_heads + item.kv_head) * params.mask_stride;
+      }
+      // Nobody waits for a warp that fetches nothing: it would fall behind by a round of the ring,
+      // and then wait for a parity that never comes.
+      if (first < end) {
+        fetch_rows<Config>(
+            params, item, maps_of(params, maps, item), values, first, end,
+            values ? shared.values : shared.keys, values ? shared.values_full : shared.keys_full,
+            values ? shared.values_empty : shared.keys_empty, ring, masks, shared.masks);
+      }
     }
+    if (warp == 0) publish_item(shared, item_of(params, shared.next_item), items.position());
   }
 }
 
@@ -195,8 +185,8 @@ __device__ __forceinline__ void start_logits(float (&logits)[Config::kKeys / 2],
   for (int k = 0; k < Config::kDim / 16; ++k) {
     const int chunk = k / 4, within = k % 4 * 32;
     ptx::WgmmaProduct<T, Config::kKeys>::template multiply<0>(
-        logits, queries + ((chunk * Config::kQueryRows * kRowBytes + within) >> 4),
-        keys + ((chunk * Config::kKeys * kRowBytes + within) >> 4), k > 0);
+        logits, ptx::advanced(queries, chunk * Config::kQueryRows * kRowBytes + within),
+        ptx::advanced(keys, chunk * Config::kKeys * kRowBytes + within), k > 0);
   }
   ptx::wgmma_commit_group();
 }
@@ -205,20 +195,21 @@ __device__ __forceinline__ void start_logits(float (&logits)[Config::kKeys / 2],
 template <class T, class Config>
 __device__ __forceinline__ void start_values(float (&out)[Config::kDim / 2],
                                              const uint32_t (&weights)[Config::kKeys / 16][4],
-                                             uint64_t values, int keep) {
+                                             uint64_t values) {
   ptx::fence_registers(out);
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < Config::kKeys / 16; ++k) {
     ptx::WgmmaProduct<T, Config::kDim>::template multiply<1>(
-        out, weights[k], values + ((16 * k * kRowBytes) >> 4), k > 0 ? 1 : keep);
+        out, weights[k], ptx::advanced(values, 16 * k * kRowBytes), 1);
   }
   ptx::wgmma_commit_group();
 }
 
 // The turns of the two warpgroups in issuing products, if they take turns.
-template <bool kTaken>
+template <class Config, bool kTaken>
 struct Turns {
+  static constexpr int kThreads = 32 * Config::kConsumerWarps;
   int mine, others;
 
   explicit __device__ __forceinline__ Turns(int warpgroup)
@@ -226,19 +217,19 @@ struct Turns {
     if (warpgroup == 1) pass();  // the first one begins
   }
   __device__ __forceinline__ void wait() const {
-    if (kTaken) ptx::bar_sync(mine, 2 * 128);
+    if (kTaken) ptx::bar_sync(mine, kThreads);
   }
   __device__ __forceinline__ void pass() const {
-    if (kTaken) ptx::bar_arrive(others, 2 * 128);
+    if (kTaken) ptx::bar_arrive(others, kThreads);
   }
 };
 
-// Logits of keys that a row's token does not attend to become -infinity. `bits`: of the tokens of
-// rows r and r + 8.
+// Logits of keys that a row's token does not attend to become -infinity. `masks`: from the
+// lane's first key on. `bits`: of the tokens of rows r and r + 8.
 template <int kKeys>
 __device__ __forceinline__ void apply_masks(float (&logits)[kKeys / 2], const uint32_t* masks,
                                             const uint32_t (&bits)[2]) {
-  const uint2* pairs = reinterpret_cast<const uint2*>(masks) + (threadIdx.x & 3);
+  const uint2* pairs = reinterpret_cast<const uint2*>(masks);
 #pragma unroll
   for (int j = 0; j < kKeys / 8; ++j) {
     const uint2 pair = pairs[4 * j];
@@ -254,17 +245,19 @@ template <class T, class Config, bool kSmallM, bool kMasked>
 __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams& params,
                         int warpgroup) {
   constexpr int kKeys = Config::kKeys;
+  static_assert(!kSmallM || Config::kStages % 2 == 0);
   constexpr int kStep = kSmallM ? 2 : 1;  // tiles of keys from one of this warpgroup to the next
-  const int first_tile = kSmallM ? warpgroup : 0;
-  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-  const uint64_t queries = ptx::matrix_descriptor<kRowBytes>(
-      ptx::shared_address(shared.queries) + (kSmallM ? 0 : 64 * warpgroup) * kRowBytes);
-  const uint64_t first_keys =
-      ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.keys[0]));
-  const uint64_t first_values =
-      ptx::matrix_descriptor<kRowBytes>(ptx::shared_address(shared.values[0]), kKeys * kRowBytes);
-  auto stage_of = [](int stage) {
-    return static_cast<uint64_t>(stage * (Config::kTileBytes >> 4));
+  const int lane = ptx::lane(), warp = (threadIdx.x >> 5) & 3;
+  // As in tile_descriptor(), from one lane: else the compiler computes each in registers of all.
+  const auto descriptor_of = [](const uint8_t* tile, uint32_t chunk_bytes) {
+    const uint32_t address = __shfl_sync(kAllLanes, ptx::shared_address(tile), 0);
+    return ptx::matrix_descriptor<kRowBytes>(address, chunk_bytes);
+  };
+  const uint64_t queries =
+      descriptor_of(shared.queries + (kSmallM ? 0 : 64 * warpgroup) * kRowBytes, 16);
+  const auto keys_of = [&](int stage) { return descriptor_of(shared.keys[stage], 16); };
+  const auto values_of = [&](int stage) {
+    return descriptor_of(shared.values[stage], kKeys * kRowBytes);
   };
   auto release = [&](uint64_t* barrier) { ptx::mbarrier_arrive_warp(barrier); };
 
@@ -278,7 +271,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       bits[half] = 1u << min((first_row + 8 * half) / params.tiles.heads, 31);
     }
   }
-  const Turns<!kSmallM && Config::kGroups == 2> turns(warpgroup);
+  const Turns<Config, !kSmallM && Config::kGroups == 2> turns(warpgroup);
   ItemReader<SharedStorage<Config>> items(shared);
   RingPosition<Config::kStages> keys, values;
   RingPosition<1> query_ring;
@@ -286,20 +279,13 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
   while (items.next(item)) {
     const int step = Config::kSkips ? item.step : kKeys;
     const int tiles = (item.end - item.begin + step - 1) / step;
-    // The other warpgroup's tile: it is waited for and released here as well, so that the two are
-    // never so far apart that a parity could stand for two rounds.
-    const auto pass = [&](RingPosition<Config::kStages>& ring, uint64_t* full, uint64_t* empty) {
-      ptx::mbarrier_wait_parity(&full[ring.stage], ring.parity);
-      release(&empty[ring.stage]);
-      ring.advance();
-    };
-    const auto pass_keys = [&] { pass(keys, shared.keys_full, shared.keys_empty); };
-    const auto pass_values = [&] { pass(values, shared.values_full, shared.values_empty); };
-    float out[Config::kDim / 2];
+    // Of two warpgroups with the same rows, one has the even stages of the ring.
+    const int first_tile = kSmallM ? keys.stage % 2 ^ warpgroup : 0;
+    float out[Config::kDim / 2] = {};
     Softmax<kKeys> softmax;
     const auto finish_logits = [&](float(&logits)[kKeys / 2], int i) {
       if (kMasked && params.masks != nullptr) {
-        apply_masks<kKeys>(logits, shared.masks[keys.stage], bits);
+        apply_masks<kKeys>(logits, shared.masks[keys.stage] + 2 * (lane % 4), bits);
       }
       release(&shared.keys_empty[keys.stage]);
       keys.advance();
@@ -310,12 +296,10 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
     query_ring.advance();
     if (tiles <= first_tile) {
       if (tiles > 0) {
-        pass_keys();
-        pass_values();
+        keys.advance();
+        values.advance();
       }
       release(&shared.queries_empty);
-#pragma unroll
-      for (int i = 0; i < Config::kDim / 2; ++i) out[i] = 0;
     } else {
       float logits[kKeys / 2];
       uint32_t weights[kKeys / 16][4];
@@ -326,10 +310,10 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
           softmax.spoil(half);
         }
       }
-      if (kSmallM && first_tile > 0) pass_keys();
+      if (kSmallM && first_tile > 0) keys.advance();
       ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
       turns.wait();
-      start_logits<T, Config>(logits, queries, first_keys + stage_of(keys.stage));
+      start_logits<T, Config>(logits, queries, keys_of(keys.stage));
       turns.pass();
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(logits);
@@ -338,14 +322,13 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       softmax.template pack<T>(logits, weights);
       int last = first_tile;  // whose values are still to be multiplied
       for (int i = first_tile + kStep; i < tiles; last = i, i += kStep) {
-        if (kSmallM) pass_keys();
+        if (kSmallM) keys.advance();
         ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
         turns.wait();
-        start_logits<T, Config>(logits, queries, first_keys + stage_of(keys.stage));
-        if (kSmallM && last > 0) pass_values();
+        start_logits<T, Config>(logits, queries, keys_of(keys.stage));
+        if (kSmallM && last > 0) values.advance();
         ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
-        start_values<T, Config>(out, weights, first_values + stage_of(values.stage),
-                                last > first_tile);
+        start_values<T, Config>(out, weights, values_of(values.stage));
         turns.pass();
         ptx::wgmma_wait_group<1>();
         ptx::fence_registers(logits);
@@ -358,17 +341,16 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
         softmax.template pack<T>(logits, weights);
         if (moved) softmax.rescale(out);
       }
-      if (kSmallM && last > 0) pass_values();
+      if (kSmallM && last > 0) values.advance();
       ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
-      start_values<T, Config>(out, weights, first_values + stage_of(values.stage),
-                              last > first_tile);
+      start_values<T, Config>(out, weights, values_of(values.stage));
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(out);
       release(&shared.values_empty[values.stage]);
       values.advance();
       if (kSmallM && last + 1 < tiles) {
-        pass_keys();
-        pass_values();
+        keys.advance();
+        values.advance();
       }
     }
 
@@ -425,18 +407,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(&shared.item_full[i], 1);
-      ptx::mbarrier_init(&shared.item_empty[i], ptx::kWarpArrivals * (Config::kProducerWarps - 1 +
-                                                                      Config::kConsumerWarps));
+      ptx::mbarrier_init(&shared.item_empty[i],
+                         ptx::kWarpArrivals * (Config::kProducerWarps + Config::kConsumerWarps));
     }
     ptx::mbarrier_init(&shared.queries_full, 1);
     constexpr uint32_t kConsumers = ptx::kWarpArrivals * Config::kConsumerWarps;
+    constexpr uint32_t kStageConsumers = kSmallM ? kConsumers / 2 : kConsumers;
     constexpr uint32_t producers = Config::kCoded ? copy_arrivals<Config>() : 1;
     ptx::mbarrier_init(&shared.queries_empty, kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(&shared.keys_full[stage], producers);
-      ptx::mbarrier_init(&shared.keys_empty[stage], kConsumers);
+      ptx::mbarrier_init(&shared.keys_empty[stage], kStageConsumers);
       ptx::mbarrier_init(&shared.values_full[stage], producers);
-      ptx::mbarrier_init(&shared.values_empty[stage], kConsumers);
+      ptx::mbarrier_init(&shared.values_empty[stage], kStageConsumers);
     }
     ptx::fence_mbarrier_init();
   }
@@ -445,11 +428,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   constexpr int kProducers = 32 * Config::kProducerWarps;
   if (threadIdx.x < kProducers) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x < 32) {
-      fetch_queries_and_keys<T, Config, kMasked>(shared, params, maps);
-    } else {
-      fetch_others<T, Config, kMasked>(shared, params, maps, threadIdx.x / 32);
-    }
+    produce<T, Config, kMasked>(shared, params, maps, threadIdx.x / 32);
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     consume<T, Config, kSmallM, kMasked>(shared, params, (threadIdx.x - kProducers) / 128);

@@ -11,6 +11,7 @@
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async_bulk.cuh"
 #include "libruntime/kernels/cuda/ptx/fence_proxy_async.cuh"
+#include "libruntime/kernels/cuda/ptx/lane.cuh"
 #include "libruntime/kernels/cuda/ptx/prefetch.cuh"
 
 namespace sqz::cuda::prefill {
@@ -46,7 +47,7 @@ class RowFetcher {
       : shared_(shared),
         params_(params),
         item_(item),
-        lane_(static_cast<int>(threadIdx.x & 31)),
+        lane_(ptx::lane()),
         values_(takes_values(warp)),
         part_(warp / 2 % Config::kParts),
         phase_(warp / 2 / Config::kParts),
