@@ -167,7 +167,7 @@ class Points<Config, false> {
   __device__ __forceinline__ void load(const SharedStorage<Config>& shared, int warpgroup) {
     for (int slot = 0; slot < kSlots; ++slot) {
       descriptors_[slot] = ptx::matrix_descriptor<Config::kRowBytes>(
-          ptx::shared_address(shared.points[slot]) + 64 * warpgroup * Config::kRowBytes);
+          shared.points[slot] + 64 * warpgroup * Config::kRowBytes);
     }
   }
 
@@ -224,8 +224,7 @@ __device__ void consume(SharedStorage<Config>& shared, const AssignParams& param
   // The row of the block whose search this lane keeps: see search.cuh.
   const int own_row =
       ((lane >> 1) & 1) * kSlotRows + 64 * warpgroup + 16 * warp + 8 * (lane & 1) + (lane >> 2);
-  const uint64_t first_stage =
-      ptx::matrix_descriptor<Config::kRowBytes>(ptx::shared_address(shared.centroids[0][0]));
+  const uint64_t first_stage = ptx::matrix_descriptor<Config::kRowBytes>(shared.centroids[0][0]);
   auto centroids = [&](int stage) {
     return first_stage + static_cast<uint64_t>(stage * (Config::kTileBytes >> 4));
   };

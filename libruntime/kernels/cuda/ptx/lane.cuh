@@ -1,4 +1,4 @@
-// The number of a thread in its warp.
+// The number of a thread in its warp, and numbers that all threads of a warp have.
 #pragma once
 
 namespace sqz::cuda::ptx {
@@ -9,6 +9,12 @@ __device__ __forceinline__ int lane() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
+}
+
+// A number that is the same in all lanes. Told so, the compiler keeps it and what follows from it,
+// addresses and descriptors, in registers of the warp instead of each lane's.
+__device__ __forceinline__ int uniform(int number) {
+  return __shfl_sync(~0u, number, 0);
 }
 
 }  // namespace sqz::cuda::ptx

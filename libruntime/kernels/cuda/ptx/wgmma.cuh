@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
+
 namespace sqz::cuda::ptx {
 
 // Orders the warpgroup's register and shared-memory accesses before the products that follow.
@@ -28,15 +30,16 @@ __device__ __forceinline__ void fence_registers(float (&d)[R]) {
 }
 
 // An operand in shared memory whose rows of kRowBytes (64 or 128) are swizzled over their own
-// length; groups of eight rows follow each other. `address` is the shared-memory address. K-major,
+// length; groups of eight rows follow each other. K-major,
 // or a B operand whose N dimension is contiguous (V of attention: rows of keys): chunks of
 // kRowBytes of every row, `chunk_bytes` apart.
 template <int kRowBytes>
-__device__ __forceinline__ uint64_t matrix_descriptor(uint32_t address, uint32_t chunk_bytes = 16) {
+__device__ __forceinline__ uint64_t matrix_descriptor(const void* operand,
+                                                      uint32_t chunk_bytes = 16) {
   static_assert(kRowBytes == 64 || kRowBytes == 128);
   constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
   constexpr uint64_t kGroupBytes = 8 * kRowBytes;
-  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) |
+  return static_cast<uint64_t>((shared_address(operand) & 0x3FFFF) >> 4) |
          (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | ((kGroupBytes >> 4) << 32) |
          (kSwizzle << 62);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "libruntime/kernels/cuda/prefill/common/ring.cuh"
+#include "libruntime/kernels/cuda/ptx/lane.cuh"
 #include "libruntime/kernels/cuda/ptx/mbarrier.cuh"
 
 namespace sqz::cuda::prefill {
@@ -18,13 +19,20 @@ class ItemReader {
   __device__ __forceinline__ bool next(Item& item) {
     ptx::mbarrier_wait_parity(&shared_.item_full[ring_.stage], ring_.parity);
     item = shared_.items[ring_.stage];
+    auto* words = reinterpret_cast<int*>(&item);
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Item) / sizeof(int)); ++i) {
+      words[i] = ptx::uniform(words[i]);
+    }
     ptx::mbarrier_arrive_warp(&shared_.item_empty[ring_.stage]);
     ring_.advance();
     return item.block >= 0;
   }
 
   // Of the item that follows.
-  __device__ __forceinline__ const RingPosition<2>& position() const { return ring_; }
+  __device__ __forceinline__ const RingPosition<2>& position() const {
+    return ring_;
+  }
 
  private:
   Storage& shared_;

@@ -80,6 +80,7 @@ struct Config {
                                             : !kCoded      ? 72
                                             : kGroups == 1 ? 112
                                                            : 104;
+  static constexpr bool kEarlyMasks = kKeys == 64 && kConsumerRegisters > 152;
   static_assert(kKeys % 16 == 0 && kStages >= 2);
 };
 

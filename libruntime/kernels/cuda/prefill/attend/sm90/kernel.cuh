@@ -224,22 +224,34 @@ struct Turns {
   }
 };
 
-// Logits of keys that a row's token does not attend to become -infinity. `masks`: from the
-// lane's first key on. `bits`: of the tokens of rows r and r + 8.
+// A lane's masks of a tile of keys. Where there are registers for them they are loaded while the
+// tensor cores work.
 template <int kKeys>
-__device__ __forceinline__ void apply_masks(float (&logits)[kKeys / 2], const uint32_t* masks,
-                                            const uint32_t (&bits)[2]) {
-  const uint2* pairs = reinterpret_cast<const uint2*>(masks);
+class KeyMasks {
+ public:
+  // From the lane's first key on.
+  __device__ __forceinline__ void load(const uint32_t* masks) {
+    const auto* pairs = reinterpret_cast<const uint2*>(masks);
 #pragma unroll
-  for (int j = 0; j < kKeys / 8; ++j) {
-    const uint2 pair = pairs[4 * j];
+    for (int j = 0; j < kKeys / 8; ++j) pairs_[j] = pairs[4 * j];
+  }
+  // Logits of keys that a row's token does not attend to become -infinity. `bits`: of the tokens of
+  // rows r and r + 8.
+  __device__ __forceinline__ void apply(float (&logits)[kKeys / 2],
+                                        const uint32_t (&bits)[2]) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if ((pair.x & bits[half]) == 0) logits[4 * j + 2 * half] = -INFINITY;
-      if ((pair.y & bits[half]) == 0) logits[4 * j + 2 * half + 1] = -INFINITY;
+    for (int j = 0; j < kKeys / 8; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if ((pairs_[j].x & bits[half]) == 0) logits[4 * j + 2 * half] = -INFINITY;
+        if ((pairs_[j].y & bits[half]) == 0) logits[4 * j + 2 * half + 1] = -INFINITY;
+      }
     }
   }
-}
+
+ private:
+  uint2 pairs_[kKeys / 8];
+};
 
 template <class T, class Config, bool kSmallM, bool kMasked>
 __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams& params,
@@ -248,16 +260,13 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
   static_assert(!kSmallM || Config::kStages % 2 == 0);
   constexpr int kStep = kSmallM ? 2 : 1;  // tiles of keys from one of this warpgroup to the next
   const int lane = ptx::lane(), warp = (threadIdx.x >> 5) & 3;
-  // As in tile_descriptor(), from one lane: else the compiler computes each in registers of all.
-  const auto descriptor_of = [](const uint8_t* tile, uint32_t chunk_bytes) {
-    const uint32_t address = __shfl_sync(kAllLanes, ptx::shared_address(tile), 0);
-    return ptx::matrix_descriptor<kRowBytes>(address, chunk_bytes);
+  const uint64_t queries = ptx::matrix_descriptor<kRowBytes>(
+      shared.queries + (kSmallM ? 0 : 64 * warpgroup) * kRowBytes);
+  const auto keys_of = [&](int stage) {
+    return ptx::matrix_descriptor<kRowBytes>(shared.keys[stage]);
   };
-  const uint64_t queries =
-      descriptor_of(shared.queries + (kSmallM ? 0 : 64 * warpgroup) * kRowBytes, 16);
-  const auto keys_of = [&](int stage) { return descriptor_of(shared.keys[stage], 16); };
   const auto values_of = [&](int stage) {
-    return descriptor_of(shared.values[stage], kKeys * kRowBytes);
+    return ptx::matrix_descriptor<kRowBytes>(shared.values[stage], kKeys * kRowBytes);
   };
   auto release = [&](uint64_t* barrier) { ptx::mbarrier_arrive_warp(barrier); };
 
@@ -283,10 +292,14 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
     const int first_tile = kSmallM ? keys.stage % 2 ^ warpgroup : 0;
     float out[Config::kDim / 2] = {};
     Softmax<kKeys> softmax;
+    const bool masked = kMasked && params.masks != nullptr;
+    KeyMasks<kKeys> masks;
+    const auto load_masks = [&](bool now) {
+      if (masked && now) masks.load(shared.masks[keys.stage] + 2 * (lane % 4));
+    };
     const auto finish_logits = [&](float(&logits)[kKeys / 2], int i) {
-      if (kMasked && params.masks != nullptr) {
-        apply_masks<kKeys>(logits, shared.masks[keys.stage] + 2 * (lane % 4), bits);
-      }
+      load_masks(!Config::kEarlyMasks);
+      if (masked) masks.apply(logits, bits);
       release(&shared.keys_empty[keys.stage]);
       keys.advance();
       if (i + kStep >= tiles) release(&shared.queries_empty);
@@ -315,6 +328,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       turns.wait();
       start_logits<T, Config>(logits, queries, keys_of(keys.stage));
       turns.pass();
+      load_masks(Config::kEarlyMasks);
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(logits);
       finish_logits(logits, first_tile);
@@ -330,6 +344,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
         ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
         start_values<T, Config>(out, weights, values_of(values.stage));
         turns.pass();
+        load_masks(Config::kEarlyMasks);
         ptx::wgmma_wait_group<1>();
         ptx::fence_registers(logits);
         finish_logits(logits, i);
@@ -431,7 +446,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     produce<T, Config, kMasked>(shared, params, maps, threadIdx.x / 32);
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    consume<T, Config, kSmallM, kMasked>(shared, params, (threadIdx.x - kProducers) / 128);
+    const int warpgroup = ptx::uniform(static_cast<int>(threadIdx.x - kProducers) / 128);
+    consume<T, Config, kSmallM, kMasked>(shared, params, warpgroup);
   }
 }
 

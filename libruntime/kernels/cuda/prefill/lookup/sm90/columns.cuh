@@ -163,12 +163,12 @@ __device__ void consume_columns(ColumnStorage<Config>& shared, const PrefillLook
       const bool last = i + kTeams >= tiles;
       const uint32_t stage = (before + i) % Config::kStages;
       ptx::mbarrier_wait_parity(&shared.full[stage], (before + i) / Config::kStages & 1);
-      const uint64_t centroids = tile_descriptor(shared.centroids[stage]);
+      const uint64_t centroids = ptx::matrix_descriptor<kRowBytes>(shared.centroids[stage]);
       ColumnSums sums;
       for (int c = 0; c < chunks; ++c) {
         if (i == first) wait_queries(c);
         start_product<T, Config::kDim, kColumnTile, kColumnRows>(
-            logits, centroids, tile_descriptor(shared.queries[c]));
+            logits, centroids, ptx::matrix_descriptor<kRowBytes>(shared.queries[c]));
         ptx::wgmma_wait_group<0>();
         ptx::fence_registers(logits);
         sums.add(logits, shared.lse[c], scale);
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   clear_queries<Config::kThreads>(shared, params.chunks, kColumnRows);
   begin_dependent();
   __syncthreads();
-  const int warpgroup = threadIdx.x / 128;
+  const int warpgroup = ptx::uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int warp = threadIdx.x / 32;

@@ -100,10 +100,4 @@ __device__ __forceinline__ void start_product(float (&results)[kColumns / 2], ui
   ptx::wgmma_commit_group();
 }
 
-// Descriptor of a tile that all lanes name; told to the compiler, which otherwise computes every
-// step's in registers of each lane.
-__device__ __forceinline__ uint64_t tile_descriptor(const uint8_t* tile) {
-  return ptx::matrix_descriptor<kRowBytes>(__shfl_sync(kAllLanes, ptx::shared_address(tile), 0));
-}
-
 }  // namespace sqz::cuda::prefill

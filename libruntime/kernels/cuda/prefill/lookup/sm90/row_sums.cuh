@@ -106,13 +106,13 @@ __device__ void consume_rows(RowSumStorage<Config>& shared, const PrefillLookupP
   float logits[kTile / 2];
   while (items.next(item)) {
     ptx::mbarrier_wait_parity(&shared.queries_full[query_ring.stage], query_ring.parity);
-    const uint64_t queries =
-        tile_descriptor(shared.queries[query_ring.stage] + 64 * warpgroup * kRowBytes);
+    const uint64_t queries = ptx::matrix_descriptor<kRowBytes>(shared.queries[query_ring.stage] +
+                                                               64 * warpgroup * kRowBytes);
     RowSums sums;
     for (int32_t at = item.begin; at < item.end; at += kTile, ring.advance()) {
       ptx::mbarrier_wait_parity(&shared.full[ring.stage], ring.parity);
       start_product<T, Config::kDim, kLookupRows, kTile>(
-          logits, queries, tile_descriptor(shared.centroids[ring.stage]));
+          logits, queries, ptx::matrix_descriptor<kRowBytes>(shared.centroids[ring.stage]));
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(logits);
       sums.add<kTile>(logits, shared.sizes[ring.stage], scale);
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kRowSumThreads, 1)
   clear_queries<kRowSumThreads>(shared, params.tiles, kLookupRows);
   begin_dependent();
   __syncthreads();
-  const int warpgroup = threadIdx.x / 128;
+  const int warpgroup = ptx::uniform(threadIdx.x / 128);
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<kRowSumProducerRegisters>();
     const int warp = threadIdx.x / 32;
