@@ -18,7 +18,9 @@ Status refuse(const CudaSession& session, const std::string& found, const std::s
 }
 
 // Fewer rows are served sooner when each reads its own.
-constexpr int64_t kLeastBatch = 9;
+constexpr int64_t least_batch(bool looks_up) {
+  return looks_up ? 9 : 2;
+}
 
 // Most clusters of a level.
 int64_t width_of(const ServedIndex& index) {
@@ -157,7 +159,7 @@ Status DeviceContexts::create_batch() {
   const bool fits =
       is_kernel_dim(model().head_dim) && (!coded || model().head_dim <= kMostCodedDim);
   const int64_t rows = options_.requests * options_.each;
-  if (rows < kLeastBatch || !gpu_.has_wgmma() || !fits) return {};
+  if (rows < least_batch(looks_up_) || !gpu_.has_wgmma() || !fits) return {};
   BatchServer::Room room;
   room.shape = prefill_shape(index_->metadata());
   room.device = gpu_;
@@ -261,7 +263,7 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
   rows.layer = static_cast<int32_t>(call.layer);
   const int64_t heads = model().kv_heads, all = call.tokens * each;
   const bool batches =
-      batch_ != nullptr && all >= kLeastBatch && call.dtype == index_->metadata().dtype;
+      batch_ != nullptr && all >= least_batch(looks_up_) && call.dtype == index_->metadata().dtype;
   if (batches) rows.lists = {};
   SQZ_RETURN_IF_ERROR(prepare_context_rows(rows, gpu_, stream));
   const int32_t bits = coded_[static_cast<size_t>(call.layer)] ? 8 : 0;

@@ -435,6 +435,10 @@ def test_requests_of_a_step_have_their_contexts(monkeypatch, folder):
     assert [runner.fits_graph([[(2, 0, 0)]] * count) for count in (8, 9)] == [True, False]
     table.shares = True
     assert runner.fits_graph([[(2, 0, 0)]] * 9) and not runner.fits_graph([[(2, 0, 0), (3, 132, 1)]] * 9)
+    monkeypatch.setitem(sqz.vllm.registered().session, "selector", "dense")
+    assert runner.fits_graph([[(2, 0, 0)]] * 2)
+    table.shares = False
+    assert not runner.fits_graph([[(2, 0, 0)]] * 2)
     table.put(2, str(folder / "b.sqz"), identity(sqz.Index(HEADS)))
     while not table.ready(2):
         pass

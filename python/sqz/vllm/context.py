@@ -46,7 +46,7 @@ class Table:
     def _graphs(self, options: Options, config: Any) -> dict[str, int]:
         """Arguments of the session whose calls read contexts on the GPU, and `named`, what they read; else None."""
         self.named: sqz.DeviceContexts | None = None
-        self.shares = False  # whether they read a context once for all of its requests, if there are more than 8
+        self.shares = False  # whether they read a context once for all of its requests, if there are many (runner.SHARED)
         if not (self._on_gpu and options.contexts and in_graphs(options)):
             return {}
         hopper = torch.cuda.get_device_capability(self._where["device"]) == (9, 0)

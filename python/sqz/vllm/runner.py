@@ -16,7 +16,7 @@ from . import context, registered, states
 
 CONTEXTS = "sqz_slots"  # of a request's extra_args: [slot, offset, skip] of each of its contexts
 TOKENS = "sqz_tokens"  # of all its contexts
-SHARED = 8  # requests: more are served sooner by one reading of their context
+SHARED = 8  # requests: more are served sooner by one reading of their context; read whole, more than one are
 
 _step: list[list[tuple[int, int, int]]] | None = None  # (slot, offset, skip) of each request that the step serves
 
@@ -41,10 +41,11 @@ def fits_graph(rows: list[Any]) -> bool:
     options = registered()
     if max(map(len, rows), default=0) > options.graph_contexts:
         return False
-    if len(rows) > SHARED and context.table().shares:
+    most = 1 if options.session.get("selector") == "dense" else SHARED
+    if len(rows) > most and context.table().shares:
         return True
     shared = Counter(one[0] for each in rows for one in each)
-    return max(shared.values(), default=0) <= (1 if options.session.get("selector") == "dense" else SHARED)
+    return max(shared.values(), default=0) <= most
 
 
 class Requests:
