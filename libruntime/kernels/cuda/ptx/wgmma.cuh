@@ -30,9 +30,8 @@ __device__ __forceinline__ void fence_registers(float (&d)[R]) {
 }
 
 // An operand in shared memory whose rows of kRowBytes (64 or 128) are swizzled over their own
-// length; groups of eight rows follow each other. K-major,
-// or a B operand whose N dimension is contiguous (V of attention: rows of keys): chunks of
-// kRowBytes of every row, `chunk_bytes` apart.
+// length; groups of eight rows follow each other. K-major, or a B operand whose N dimension is
+// contiguous (V of attention: rows of keys): chunks of kRowBytes of every row, `chunk_bytes` apart.
 template <int kRowBytes>
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* operand,
                                                       uint32_t chunk_bytes = 16) {

@@ -115,7 +115,7 @@ __device__ __forceinline__ void fetch_rows(const PrefillAttendParams& params, co
   }
 }
 
-// Starts the way of an item's queries. `parity`: of the items before it.
+// Starts to fetch an item's queries. `parity`: of the number of items before it.
 template <class Config>
 __device__ __forceinline__ void fetch_queries(SharedStorage<Config>& shared,
                                               const PrefillAttendParams& params,
@@ -290,7 +290,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
     const int tiles = (item.end - item.begin + step - 1) / step;
     // Of two warpgroups with the same rows, one has the even stages of the ring.
     const int first_tile = kSmallM ? keys.stage % 2 ^ warpgroup : 0;
-    float out[Config::kDim / 2] = {};
+    float out[Config::kDim / 2] = {};  // unset, its registers would be taken from item to item
     Softmax<kKeys> softmax;
     const bool masked = kMasked && params.masks != nullptr;
     KeyMasks<kKeys> masks;

@@ -77,8 +77,8 @@ class RowFetcher {
       codes.advance();
       ptx::cp_async_commit_group();
       place = next;
-      find_cluster(place, cluster, scale);  // before a load that it would wait for, too
-      next = place_of(first + 2 * step);
+      find_cluster(place, cluster, scale);
+      next = place_of(first + 2 * step);  // after it: a wait may be for all loads so far
       first += step;
       if (tile < 0) continue;
       ptx::cp_async_wait_group<kAhead>();
