@@ -8,11 +8,9 @@
 #include "libruntime/kernels/cpu/kernels.h"
 #include "libruntime/kernels/cpu/offline_kernels.h"
 
-#ifndef HWY_DISABLED_TARGETS
-// Left on x86: EMU128 (what every x86-64 runs), SSE4, AVX2, AVX3.
+// Left on x86: EMU128 (what every x86-64 runs), AVX2, AVX3.
 #define HWY_DISABLED_TARGETS \
-  (HWY_SSSE3 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
-#endif
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 
 // clang-format off: foreach_target.h must come first
 #include "hwy/foreach_target.h"
@@ -71,8 +69,8 @@ namespace sqz {
 namespace {
 
 struct Tables {
-  std::array<const CpuKernels*, 6> all{};
-  std::array<const OfflineKernels*, 4> offline{};
+  std::array<const CpuKernels*, 5> all{};
+  std::array<const OfflineKernels*, 3> offline{};
   size_t count = 0, offline_count = 0;
   void add(const CpuKernels& kernels) { all[count++] = &kernels; }
   void add(const CpuKernels& kernels, const OfflineKernels& beside) {
@@ -91,12 +89,6 @@ Tables find_tables() {
   Tables tables;
   tables.add(HWY_STATIC_DISPATCH(table)("baseline"),
              HWY_STATIC_DISPATCH(offline_table)("baseline"));
-#if HWY_TARGETS & HWY_SSE4 & ~HWY_STATIC_TARGET
-  const bool sse4 = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul") &&
-                    __builtin_cpu_supports("aes");
-  if (!sse4) return tables;
-  tables.add(N_SSE4::table("sse4"), N_SSE4::offline_table("sse4"));
-#endif
 #if HWY_TARGETS & HWY_AVX2 & ~HWY_STATIC_TARGET
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c();

@@ -53,7 +53,7 @@ struct Ahead {
 }
 
 struct CpuKernels {
-  const char* name;  // "baseline", "sse4", "avx2", "avx512", "avx512_vnni", "avx512_bf16"
+  const char* name;  // "baseline", "avx2", "avx512", "avx512_vnni", "avx512_bf16"
 
   // ---- stream: "packed" rows have the order of dimensions that suits the target and dtype.
   // out[r] = packed rows[r]; rows [r][dim] float32, `stride` floats apart; out [r][padded_dim].

@@ -12,7 +12,7 @@ struct CausalTask;
 inline constexpr int64_t kPanel = 64;  // centroids of a panel, see `nearest`
 
 struct OfflineKernels {
-  const char* name;  // "baseline", "sse4", "avx2", "avx512"
+  const char* name;  // "baseline", "avx2", "avx512"
 
   // The centroid with the largest product x[i] . c, the lowest number among equals: products[i],
   // labels[i]. x [n][dim]; panels: centroids in panels of kPanel, [ceil(clusters / kPanel)][dim]
