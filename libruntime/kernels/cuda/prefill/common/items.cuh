@@ -29,7 +29,7 @@ class ItemReader {
     return item.block >= 0;
   }
 
-  // Of the item that follows.
+  // The place of the item that follows.
   __device__ __forceinline__ const RingPosition<2>& position() const {
     return ring_;
   }

@@ -70,8 +70,7 @@ struct Config {
   // Warpgroups with the same rows have a stage of every two each.
   static constexpr int kRoom = kFit < kMost ? kFit : kMost;
   static constexpr int kStages = kKeys > 64 || kCoded ? kRoom : kRoom / 2 * 2;
-  // Registers of a thread: of a consumer and of a producer, whose many short runs want more
-  // than 24. All together are no more than a block has at its start.
+  // Registers of a thread. Producers that fetch many short runs want more than 24.
   static constexpr int kConsumerRegisters = kKeys > 128    ? 232
                                             : !kCoded      ? 216
                                             : kGroups == 1 ? 160
@@ -80,7 +79,11 @@ struct Config {
                                             : !kCoded      ? 72
                                             : kGroups == 1 ? 112
                                                            : 104;
-  static constexpr bool kEarlyMasks = kKeys == 64 && kConsumerRegisters > 152;
+  // A block that asks for more than it has at its start waits for ever.
+  static_assert(32 * (kConsumerWarps * kConsumerRegisters + kProducerWarps * kProducerRegisters) <=
+                65536 / kThreads / 8 * 8 * kThreads);
+  // Consumers have registers for a tile's masks before they need them.
+  static constexpr bool kEarlyMasks = kKeys == 64 && (!kCoded || kGroups == 1);
   static_assert(kKeys % 16 == 0 && kStages >= 2);
 };
 
