@@ -1,5 +1,5 @@
-// Rows of 8 bits (docs/format.md, "Rows of codes") as the tensor cores take them: whole numbers up
-// to 127, which bfloat16 has exactly. Scales and means are the caller's.
+// Rows of 8 bits (docs/format.md, "Rows of codes") as the tensor cores take them: as they are, or
+// as whole numbers up to 127, which bfloat16 has exactly. Scales and means are the caller's.
 #pragma once
 
 #include <type_traits>
@@ -76,33 +76,91 @@ struct RowPart8 {
     }
   }
 
-  // For make_query_rows(): which 8 dimensions meet words 2 h and 2 h + 1 of lane group t, if
-  // `block` is 4 h + t.
-  __device__ static int dims_of(int block) {
-    const int h = block / 4, t = block % 4;
-    return h / 2 < kWhole ? 8 * (h / 2) + 2 * t + h % 2 : 8 * kWhole + t;
+  // The first of the 4 dimensions of word w of a lane 4 n + t.
+  __device__ static constexpr int dims_of(int w, int t) {
+    return w / 4 < kWhole ? 64 * (w / 4) + 16 * t + 4 * (w % 4) : 64 * kWhole + 8 * t + 4 * (w % 4);
   }
 };
 
-// As multiply_rows(): d[16, 8] += queries * rows, with queries made of bf16 for RowPart8.
-template <int kDim, int kTiles, int kRows>
-__device__ __forceinline__ void multiply_rows_8(const QueryRows<kDim, kRows>& queries,
-                                                const RowPart8<kDim> (&rows)[kTiles], int lane,
-                                                float (&d)[kTiles][4]) {
+// kRows query rows, 8 or 16, in fixed point: a row is scale * (256 high + low), within 2^-16 of its
+// largest number. High and low are the upper and the lower rows of an mma, or of two, as in
+// QueryRows.
+template <int kDim, int kRows>
+struct QueryCodes {
+  static constexpr int kProducts = kRows / 8, kSteps = kDim / 32;
+  uint4 words[kProducts][kSteps][32];  // fragments of each lane
+  float scales[kRows];
+};
+
+// Writes `rows` queries, value(row, dimension, out[4]) being 4 numbers of one. A warp takes a row.
+template <int kDim, int kRows, class Value>
+__device__ __forceinline__ void make_query_codes(QueryCodes<kDim, kRows>& to, int rows, int warp,
+                                                 int warps, int lane, const Value& value) {
+  constexpr int kWords = kDim / 4, kOwn = (kWords + 31) / 32;
+#pragma unroll 1
+  for (int row = warp; row < kRows; row += warps) {
+    float x[kOwn][4] = {}, most = 0;
 #pragma unroll
-  for (int i = 0; i < kDim / 16; ++i) {
-    uint32_t b[kTiles][2];
+    for (int own = 0; own < kOwn; ++own) {
+      const int at = lane + 32 * own;
+      if (row < rows && at < kWords) value(row, RowPart8<kDim>::dims_of(at / 4, at % 4), x[own]);
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      b[t][0] = bf16_of_bytes<0>(rows[t].words[i]);
-      b[t][1] = bf16_of_bytes<1>(rows[t].words[i]);
+      for (const float number : x[own]) most = fmaxf(most, fabsf(number));
     }
 #pragma unroll
+    for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    constexpr float kMost = 127 * 256;
+    const float inverse = most > 0 ? kMost / most : 0;
+    if (lane == 0) to.scales[row] = most / kMost;
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own) {
+      uint32_t high = 0, low = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int number = __float2int_rn(x[own][i] * inverse), upper = (number + 128) >> 8;
+        high |= (static_cast<uint32_t>(upper) & 0xFF) << 8 * i;
+        low |= (static_cast<uint32_t>(number) & 0xFF) << 8 * i;
+      }
+      const int word = (lane + 32 * own) / 4, t = lane % 4;
+      if (word >= kDim / 16) continue;
+      const auto put = [&](int product, int part, uint32_t codes) {
+        reinterpret_cast<uint32_t*>(
+            &to.words[product][word / 2][4 * (row % 8) + t])[word % 2 * 2 + part] = codes;
+      };
+      put(0, row / 8, high);
+      kRows == 8 ? put(0, 1, low) : put(kRows / 8 - 1, row / 8, low);
+    }
+  }
+}
+
+// Products with rows from memory, in units of the queries' scales: a lane has query row lane / 4 +
+// 8 part against row 2 (lane % 4) + i of tile t in d[t][part][i].
+template <int kDim, int kTiles, int kRows>
+__device__ __forceinline__ void multiply_codes(const QueryCodes<kDim, kRows>& queries,
+                                               const RowPart8<kDim> (&rows)[kTiles], int lane,
+                                               int (&d)[kTiles][kRows / 8][2]) {
+  int sums[kRows / 8][kTiles][4] = {};
+#pragma unroll
+  for (int k = 0; k < kDim / 32; ++k) {
+#pragma unroll
     for (int p = 0; p < kRows / 8; ++p) {
-      const uint4 words = queries.words[p * queries.kFragments + i * 32 + lane];
+      const uint4 words = queries.words[p][k][lane];
       const uint32_t a[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) Bf16::mma(d[t], a, b[t][0], b[t][1]);
+      for (int t = 0; t < kTiles; ++t) {
+        ptx::mma_m16n8k32_s8(sums[p][t], a, rows[t].words[2 * k], rows[t].words[2 * k + 1]);
+      }
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int part = 0; part < kRows / 8; ++part) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int low = kRows == 8 ? sums[0][t][i + 2] : sums[kRows / 8 - 1][t][2 * part + i];
+        d[t][part][i] = 256 * sums[0][t][2 * part + i] + low;
+      }
     }
   }
 }

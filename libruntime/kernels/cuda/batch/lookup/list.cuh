@@ -157,10 +157,12 @@ class BatchList {
     uint32_t first = 0, length = 0;  // children, or slots
     uint32_t word = 0;               // who chose it
   };
+  // Beyond the block's clusters one without children, word 0, where the last ends.
   __device__ Cluster cluster_at(int groups, int cluster) const {
-    if (cluster >= end_) return {};
-    const uint32_t* offsets =
-        level_.offsets + static_cast<int64_t>(head_) * (level_.clusters + 1) + cluster;
+    const bool is = cluster < end_;
+    const uint32_t* offsets = level_.offsets + static_cast<int64_t>(head_) * (level_.clusters + 1) +
+                              (is ? cluster : end_);
+    if (!is) return {offsets[0], 0, 0};
     uint32_t word = __ldcg(chosen_words(0) + cluster);
     if (groups > 1) word |= __ldcg(chosen_words(1) + cluster);
     return {offsets[0], offsets[1] - offsets[0], word};
@@ -183,23 +185,25 @@ class BatchList {
   }
 
   // to[first, + length) = word, of every lane; rows[first, + length) = row and so on, if there is
-  // such a list. Sixteen lanes write what one has, which are about 20 as a rule.
+  // such a list. What the lanes have is end to end, and some have nothing. Lane i writes words
+  // 32 n + i, of the last lane that begins there or before.
   __device__ void write_words(uint32_t* to, uint32_t first, uint32_t length, uint32_t word,
                               uint32_t* rows = nullptr, uint32_t row = 0) const {
-    constexpr uint32_t kLanes = 16;
-    const uint32_t any = __ballot_sync(~0u, length != 0);
+    const uint32_t begin = __shfl_sync(~0u, first, 0);
+    const uint32_t end = __reduce_max_sync(~0u, first + length);
 #pragma unroll 1
-    for (int i = 0; i < 32; i += 32 / kLanes) {
-      if ((any >> i & ((1u << 32 / kLanes) - 1)) == 0) continue;
-      const int from = i + lane_ / kLanes;
-      const uint32_t count = __shfl_sync(~0u, length, from);
-      const uint32_t begin = __shfl_sync(~0u, first, from), of = __shfl_sync(~0u, word, from);
-      const uint32_t from_row = __shfl_sync(~0u, row, from);
-#pragma unroll 1
-      for (uint32_t j = lane_ % kLanes; j < count; j += kLanes) {
-        to[begin + j] = of;
-        if (rows != nullptr) rows[begin + j] = from_row + j;
+    for (uint32_t at = begin / 32 * 32; at < end; at += 32) {
+      const uint32_t own = at + lane_;
+      int from = 0;
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) {
+        if (__shfl_sync(~0u, first, from + step) <= own) from += step;
       }
+      const uint32_t of = __shfl_sync(~0u, word, from);
+      const uint32_t from_row = __shfl_sync(~0u, row - first, from);
+      if (own < begin || own >= end) continue;
+      to[own] = of;
+      if (rows != nullptr) rows[own] = from_row + own;
     }
   }
 
@@ -221,32 +225,30 @@ class BatchList {
     return {__reduce_add_sync(~0u, before.a), __reduce_add_sync(~0u, before.b)};
   }
 
-  // Thread t has clusters [t each, (t + 1) each) of the block's. Runs end at the latest with a
-  // warp's clusters.
+  // A warp has clusters [32 w each, 32 (w + 1) each) of the block's, and goes through them by 32.
+  // Runs end at the latest with a warp's clusters.
   __device__ void emit(int groups, uint32_t faults) {
     const int each = (end_ - begin_ + kBatchThreads - 1) / kBatchThreads;
-    const int first = begin_ + thread_ * each;
+    const int first = begin_ + 32 * warp_ * each + lane_;
+    const uint32_t lanes_below = (1u << lane_) - 1;
     // Most threads have one cluster: it is read once.
     const Cluster only = each == 1 ? cluster_at(groups, first) : Cluster();
-    const bool last =
-        each == 1 ? only.word != 0 : each > 0 && cluster_at(groups, first + each - 1).word != 0;
-    const bool before = (__ballot_sync(~0u, last) << 1 >> lane_ & 1) != 0;
-    // body(cluster, what it adds to the list), by all lanes.
+    // body(cluster, the lanes with which runs begin, keys that are listed), by all lanes.
     const auto for_each = [&](const auto& body) {
-      bool chosen = before;
+      uint32_t before = 0;  // the last cluster so far is chosen
 #pragma unroll 1
       for (int i = 0; i < each; ++i) {
-        const Cluster own = each == 1 ? only : cluster_at(groups, first + i);
-        const bool is = own.word != 0;
-        body(own, Sums{is && !chosen ? 1u : 0u, is ? own.length : 0});
-        chosen = is;
+        const Cluster own = each == 1 ? only : cluster_at(groups, first + 32 * i);
+        const uint32_t chosen = __ballot_sync(~0u, own.word != 0);
+        body(own, chosen & ~(chosen << 1 | before), own.word != 0 ? own.length : 0);
+        before = chosen >> 31;
       }
     };
     Sums own, at, all;
     uint32_t wanted = 0, means = 0;  // keys and clusters, counted for every request
-    for_each([&](const Cluster& cluster, Sums part) {
-      own = own + part;
-      wanted += part.b * __popc(cluster.word);
+    for_each([&](const Cluster& cluster, uint32_t begins, uint32_t keys) {
+      own = own + Sums{begins >> lane_ & 1, keys};
+      wanted += keys * __popc(cluster.word);
       means += __popc(cluster.word);
     });
     tally(wanted);
@@ -256,20 +258,22 @@ class BatchList {
         .ExclusiveScan(
             own, at, Sums(), [](Sums a, Sums b) { return a + b; }, all);
     const Sums parts = counts_before(all);
-    at = parts + at;
+    at = parts + Sums{__shfl_sync(~0u, at.a, 0), __shfl_sync(~0u, at.b, 0)};  // of the warp
     const int64_t runs = list_ * (call_.runs.capacity + 1);
     uint32_t* masks = call_.masks + list_ * call_.mask_stride;
     uint32_t* rows = call_.rows == nullptr ? nullptr : call_.rows + list_ * call_.mask_stride;
     const uint32_t exact = layer().exact;
     uint32_t* chosen = rows == nullptr ? nullptr : rows + exact;
     const uint32_t first_row = slot_row(0);
-    for_each([&](const Cluster& cluster, Sums part) {
-      if (part.a != 0) {
-        call_.runs.first[runs + at.a] = cluster.first;
-        call_.runs.before[runs + at.a] = at.b;
+    for_each([&](const Cluster& cluster, uint32_t begins, uint32_t keys) {
+      const uint32_t end = at.b + scan_warp(keys), key = end - keys;
+      if (begins >> lane_ & 1) {
+        const uint32_t run = at.a + __popc(begins & lanes_below);
+        call_.runs.first[runs + run] = cluster.first;
+        call_.runs.before[runs + run] = key;
       }
-      write_words(masks + exact, at.b, part.b, cluster.word, chosen, first_row + cluster.first);
-      at = at + part;
+      write_words(masks + exact, key, keys, cluster.word, chosen, first_row + cluster.first);
+      at = {at.a + __popc(begins), __shfl_sync(~0u, end, 31)};
     });
     // The rule kBudget has counted what its requests chose.
     const bool counts = p_.rule == LookupRule::kThreshold;

@@ -69,10 +69,11 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
   // The warps' maxima and sums to s_.sums.
   __device__ void merge_sums(State& state) {
     // A value beyond float32 makes the sum NaN.
+    float zeros[4] = {};
 #pragma unroll
-    for (int i = 0; i < 4 * kTilesOut; ++i) {
-      state.sum[part_of(i % 4)] += 0 * state.out[i / 4][i % 4];
-    }
+    for (int i = 0; i < 4 * kTilesOut; ++i) zeros[i % 4] += 0 * state.out[i / 4][i % 4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) state.sum[part_of(i)] += zeros[i];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll

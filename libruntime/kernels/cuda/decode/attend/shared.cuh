@@ -1,15 +1,19 @@
 // The constants of the attention kernel, its shared memory and what it leaves in the workspace.
 #pragma once
 
-#include "libruntime/kernels/cuda/common/rows.cuh"
+#include "libruntime/kernels/cuda/common/rows8.cuh"
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
 
 namespace sqz::cuda {
 
 inline constexpr int kAttendThreads = 256;
 inline constexpr int kAttendWarps = kAttendThreads / 32;
-inline constexpr int kListKeys = 4096;      // of a segment, located at once
-inline constexpr int kCodedKeys = 2048;     // the same of rows of codes
+inline constexpr int kListKeys = 4096;  // of a segment, located at once
+// The same of rows of 8 bits, and clusters of a warp's that are worked on at once.
+constexpr int coded_keys(int rows) {
+  return rows > 8 ? 512 : 1024;
+}
+inline constexpr int kTableClusters = 32;
 inline constexpr int kTileKeys = 16;        // of a warp, at once
 inline constexpr int64_t kLeastKeys = 128;  // of a block: less is not worth a merge
 inline constexpr uint32_t kExactKey = 0x80000000u;
@@ -27,7 +31,9 @@ struct AttendPartial {
   float2 total[kRows];  // maximum, and sum relative to it
 };
 
-struct CodedKey {
+// A row of 8 bits. Its cluster is numbered by the warp that attends to it, with a place in its
+// table.
+struct alignas(16) CodedKey {
   uint32_t slot, cluster;
   float key_scale, value_scale;
 };
@@ -36,11 +42,15 @@ struct CodedKey {
 template <int kDim, int kRows>
 struct AttendInput {
   QueryRows<kDim, kRows> queries;
-  QueryRows<kDim, kRows> queries_8;  // against rows of 8 bits
   union {
-    alignas(16) uint32_t list[kListKeys];    // where the keys of a segment are
-    alignas(16) CodedKey coded[kCodedKeys];  // the same
+    alignas(16) uint32_t list[kListKeys];  // where the keys of a segment are
+    CodedKey coded[2][coded_keys(kRows)];  // the same, and of the next list
   };
+  QueryCodes<kDim, kRows> query_codes;  // against rows of 8 bits
+  // Tables of the warps: a cluster's number, the logits of its mean key, the sums of its weights.
+  uint32_t clusters[kAttendWarps][kTableClusters];
+  float logits[kAttendWarps][kTableClusters][kRows];
+  float weights[kAttendWarps][kTableClusters][kRows];
 };
 
 template <int kDim, int kRows>
