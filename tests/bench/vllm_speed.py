@@ -46,6 +46,7 @@ def main() -> int:
     parser.add_argument("--engines", nargs="+", default=["dense", "sparse", "prompt"])
     parser.add_argument("--load-format", default="auto", help="dummy: random weights, only config.json is read")
     parser.add_argument("--random", type=int, metavar="TOKENS", help="INDEX is made, of random keys")
+    parser.add_argument("--rows", default="q8", choices=["q8", "bf16"], help="of that index")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--memory", type=float, default=0.9, help="fraction of the GPU's memory that vLLM takes")
     parser.add_argument("--gpus", type=int, default=1, help="that share the model, by tensor parallelism")
@@ -61,7 +62,7 @@ def main() -> int:
         return 0
 
     if arguments.random and not os.path.exists(arguments.index):
-        make_random(arguments.model, arguments.index, arguments.random)
+        make_random(arguments.model, arguments.index, arguments.random, arguments.rows)
     results = []
     for engine in arguments.engines:
         result = in_own_process(engine, arguments)
@@ -73,7 +74,7 @@ def main() -> int:
     return 0
 
 
-def make_random(model: str, path: str, tokens: int) -> None:
+def make_random(model: str, path: str, tokens: int, rows: str = "q8") -> None:
     """An index of the model's shape, with keys, values and queries of a normal distribution."""
     import numpy as np
     import torch
@@ -91,7 +92,7 @@ def make_random(model: str, path: str, tokens: int) -> None:
     states = [{name: torch.randn(one.shape).to(one.dtype) for name, one in state.items()} for state in layers.states]
     ids = np.random.default_rng(0).integers(0, config.get_text_config().vocab_size, tokens)
     kept = states if any(states) else None
-    with Build(path, describe(network, layers), ids, state=kept, rows="q8") as made:
+    with Build(path, describe(network, layers), ids, state=kept, rows=rows) as made:
         where = "cuda" if made.plan["takes_gpu"] else "cpu"
         for layer in layers.all:
             if layer.kind in ("full", "recent"):
