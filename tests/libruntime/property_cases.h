@@ -182,7 +182,7 @@ inline PropertyCase draw_case(uint64_t seed, bool gpu) {
   c.model.max_positions = 8192;
   b.sink = pick({0, 1, 4, 16});
   b.tail = between(1, 24);
-  b.level_fractions = {real(0.03, 0.12)};
+  b.level_fractions = {real(0.03, chance(20) ? 0.5 : 0.12)};
   const int64_t index_levels = pick({1, 1, 2, 2, 3});
   for (int64_t l = 1; l < index_levels; ++l) {
     b.level_fractions.insert(b.level_fractions.begin(), b.level_fractions[0] * real(0.2, 0.6));

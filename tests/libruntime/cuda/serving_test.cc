@@ -229,6 +229,16 @@ TEST_F(Serving, ShapesOfCodedRows) {
   }
 }
 
+// A warp has more clusters of a list than its table holds.
+TEST_F(Serving, SmallClustersOfCodedRows) {
+  TinyIndexOptions options = shape(128, 4, {900, 9000});
+  options.tokens = 20000;
+  options.layers = 1;
+  const Compressed index = compress(options);
+  EXPECT_EQ(compare(index, kDense, {1}), 1);
+  compare(index, by_budget(0.5), {1, 1});
+}
+
 // Requests that share what they read, for which rows become 16 bits.
 TEST_F(Serving, ManyRequestsOfCodedRows) {
   for (const DType stored : {DType::kF16, DType::kBF16}) {
