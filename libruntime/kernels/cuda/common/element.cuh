@@ -123,12 +123,6 @@ __device__ __forceinline__ void store_2(DType dtype, float a, float b, void* to,
   static_cast<uint32_t*>(to)[at / 2] = dtype == DType::kBF16 ? Bf16::pack(a, b) : F16::pack(a, b);
 }
 
-__device__ __forceinline__ void store_8(DType dtype, const float (&values)[8], void* to,
-                                        int64_t at) {
-#pragma unroll
-  for (int i = 0; i < 8; i += 2) store_2(dtype, values[i], values[i + 1], to, at + i);
-}
-
 // 16 bytes that are read once.
 __device__ __forceinline__ uint4 load_stream(const void* from) {
   uint4 v;
