@@ -1,6 +1,6 @@
 // Blocks share the keys of all pairs evenly. The part of one pair that a block has is a segment;
-// its 8 warps take tiles of 16 keys in turn, keys and values going from memory straight to
-// registers.
+// its 8 warps take tiles of 16 keys in turn, or, of rows of 8 bits, have a range of keys each. Keys
+// and values go from memory straight to registers.
 #pragma once
 
 #include "libruntime/kernels/cuda/common/run_search.cuh"
