@@ -128,7 +128,11 @@ __device__ __forceinline__ void make_query_codes(QueryCodes<kDim, kRows>& to, in
             &to.words[product][word / 2][4 * (row % 8) + t])[word % 2 * 2 + part] = codes;
       };
       put(0, row / 8, high);
-      kRows == 8 ? put(0, 1, low) : put(kRows / 8 - 1, row / 8, low);
+      if constexpr (kRows == 8) {
+        put(0, 1, low);
+      } else {
+        put(1, row / 8, low);
+      }
     }
   }
 }

@@ -157,7 +157,7 @@ class BatchList {
     uint32_t first = 0, length = 0;  // children, or slots
     uint32_t word = 0;               // who chose it
   };
-  // Beyond the block's clusters one without children, word 0, where the last ends.
+  // A cluster beyond the block's has word 0 and no children, and begins where the last one ends.
   __device__ Cluster cluster_at(int groups, int cluster) const {
     const bool is = cluster < end_;
     const uint32_t* offsets = level_.offsets + static_cast<int64_t>(head_) * (level_.clusters + 1) +

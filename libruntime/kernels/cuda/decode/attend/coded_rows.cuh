@@ -1,6 +1,6 @@
-// Rows of 8 bits: a key is the mean of its cluster plus codes times a scale, and so is a value.
-// What depends on the mean alone is worked out once a cluster and not once a key: the logit of the
-// mean key, and the product of the mean value with the sum of the weights.
+// Rows of 8 bits: a key is the mean of its cluster plus codes times a scale, and so is a value. The
+// logit of the mean key, and the product of the mean value with the sum of the weights, are worked
+// out once a cluster and not once a key.
 #pragma once
 
 #include "libruntime/kernels/cuda/common/rows8.cuh"
@@ -101,7 +101,9 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
  private:
   static constexpr int kRange = 32;  // a warp has so many keys of a list, or a multiple
   // A lane's 8 dimensions of each of its keys, as in Values.
-  using Codes = uint2[4][kHalves];
+  struct Codes {
+    uint2 words[4][kHalves];
+  };
   // Keys and values of a tile.
   struct Loaded {
     RowPart8<kDim> keys[2];
@@ -109,8 +111,8 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
   };
   static constexpr bool kAhead = kDim <= 128;  // a lane has registers for the values of two tiles
 
-  // What lanes have of rows: of keys a quarter of row lane / 4, and of row lane / 4 + 8; of values
-  // 8 dimensions of the rows of key_of().
+  // The rows of a head. A lane has a quarter of keys lane / 4 and lane / 4 + 8 of a tile, and 8
+  // dimensions of the values of key_of(), from which its pointers to values count.
   struct Bases {
     const char *keys, *mean_keys, *values, *mean_values;
   };
@@ -143,7 +145,7 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
       const char* row = from.values + uint64_t{key(tile, i).slot} * kDim;
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        to.values[i][h] = this->has_dims(h) ? load_stream_8(row + 64 * h) : make_uint2(0, 0);
+        to.values.words[i][h] = this->has_dims(h) ? load_stream_8(row + 64 * h) : make_uint2(0, 0);
       }
     }
   }
@@ -171,7 +173,7 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
     return min(at, end);
   }
 
-  // The logits of mean keys; and no weights yet.
+  // Writes the logits of mean keys into the table, and zeros for the sums of weights.
   __device__ void multiply_means(const Bases& from, int clusters) {
     const uint32_t* numbers = s_.in.clusters[warp_];
 #pragma unroll 1
@@ -198,7 +200,7 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
     __syncwarp();
   }
 
-  // Of a tile's keys.
+  // x: the logits of a tile's keys.
   __device__ __forceinline__ void multiply_keys(int tile, const Loaded& loaded,
                                                 const float (&scales)[kParts], Weights& x) const {
     int sums[2][kParts][2];
@@ -227,11 +229,7 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
       const int next = tile + kTileKeys;
       Weights x;
       multiply_keys(tile, loaded, scales, x);
-      Codes values;
-#pragma unroll
-      for (int i = 0; i < 4 * kHalves; ++i) {
-        values[i / kHalves][i % kHalves] = loaded.values[i / kHalves][i % kHalves];
-      }
+      const Codes values = loaded.values;
       if (next < end) {
         load_keys(from, next, loaded);
         if (kAhead) load_values(from, next, loaded);
@@ -245,7 +243,8 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
     }
   }
 
-  // Of the sums of weights, all of the table: the compiler waits for all loads before a loop.
+  // Scales all sums of the table, wanted or not: the compiler waits for all loads before a loop
+  // over those that are.
   __device__ __forceinline__ void rescale(const float (&factor)[kParts]) {
 #pragma unroll
     for (int first = 0; first < kTableClusters; first += 4) {
@@ -293,7 +292,7 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         // Pairs of keys of two dimensions, from four dimensions of one key.
-        const auto word = [&](int i) { return (&values[i][h].x)[w / 2]; };
+        const auto word = [&](int i) { return (&values.words[i][h].x)[w / 2]; };
         const uint32_t selector = w % 2 == 0 ? 0x5140 : 0x7362;
         const uint32_t upper = __byte_perm(word(0), word(1), selector);
         const uint32_t lower = __byte_perm(word(2), word(3), selector);
@@ -308,7 +307,7 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
     }
   }
 
-  // Mean values times the sums of weights.
+  // Adds mean values times the sums of weights.
   __device__ void add_means(const Bases& from, int clusters, State& state) {
 #pragma unroll 1
     for (int first = 0; first < clusters; first += kTileKeys) {

@@ -3,6 +3,8 @@
 // and values go from memory straight to registers.
 #pragma once
 
+#include <type_traits>
+
 #include "libruntime/kernels/cuda/common/run_search.cuh"
 #include "libruntime/kernels/cuda/decode/attend/coded_rows.cuh"
 #include "libruntime/kernels/cuda/decode/attend/kernel.h"
@@ -11,13 +13,15 @@
 
 namespace sqz::cuda {
 
+template <class Element, int kDim, int kRows, bool kCoded, bool kOwn>
+using AttendRows = std::conditional_t<kCoded, AttendCodes<Element, kDim, kRows, kOwn>,
+                                      AttendTile<Element, kDim, kRows, kOwn>>;
+
 // kRows: query rows that a pair has at most. kCoded: keys and values are rows of 8 bits. kOwn: the
 // requests have layers of their own.
 template <class Element, int kDim, int kRows, bool kCoded, bool kOwn>
-class Attend : private std::conditional_t<kCoded, AttendCodes<Element, kDim, kRows, kOwn>,
-                                          AttendTile<Element, kDim, kRows, kOwn>> {
-  using Base = std::conditional_t<kCoded, AttendCodes<Element, kDim, kRows, kOwn>,
-                                  AttendTile<Element, kDim, kRows, kOwn>>;
+class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
+  using Base = AttendRows<Element, kDim, kRows, kCoded, kOwn>;
 
  public:
   __device__ Attend(const AttendParams& params, AttendShared<kDim, kRows>& shared)

@@ -1,4 +1,5 @@
-// What a warp does with the weights and values of a tile of 16 keys, however they are stored.
+// A warp weighs a tile of 16 keys, and multiplies weights with values of 16 bits. Rows of 16 bits
+// and of 8 bits share this.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode/attend/merge.cuh"
@@ -36,8 +37,8 @@ class AttendTile : protected AttendMerge<kDim, kRows, kOwn> {
     return kDim % 64 == 0 || 64 * h + 8 * (lane_ / 4) < kDim;
   }
 
-  // Of the logits x of a tile, which has `left` keys. rescale(factor of each part): whatever else
-  // is relative to the maximum.
+  // Turns the logits x of a tile, which has `left` keys, into weights. rescale(factor of each part)
+  // scales whatever else is relative to the maximum.
   template <class Rescale>
   __device__ __forceinline__ void softmax(Weights& x, int64_t left, State& state,
                                           const Rescale& rescale) {
