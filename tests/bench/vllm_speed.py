@@ -74,7 +74,7 @@ def main() -> int:
     return 0
 
 
-def make_random(model: str, path: str, tokens: int, rows: str = "q8") -> None:
+def make_random(model: str, path: str, tokens: int, rows: str = "q8", seed: int = 0) -> None:
     """An index of the model's shape, with keys, values and queries of a normal distribution."""
     import numpy as np
     import torch
@@ -89,8 +89,9 @@ def make_random(model: str, path: str, tokens: int, rows: str = "q8") -> None:
         network = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     vars(network)["state_dict"] = dict  # without weights
     layers, start = look(network), time.perf_counter()
+    torch.manual_seed(seed)
     states = [{name: torch.randn(one.shape).to(one.dtype) for name, one in state.items()} for state in layers.states]
-    ids = np.random.default_rng(0).integers(0, config.get_text_config().vocab_size, tokens)
+    ids = np.random.default_rng(seed).integers(0, config.get_text_config().vocab_size, tokens)
     kept = states if any(states) else None
     with Build(path, describe(network, layers), ids, state=kept, rows=rows) as made:
         where = "cuda" if made.plan["takes_gpu"] else "cpu"

@@ -5,8 +5,9 @@
   tests/gpu/real_size.py --work /dev/shm/sqz-qwen --shape qwen3.6 --random --requests 1 16 64 --caches dynamic
 
 Makes the model (random weights, bfloat16, 16 GB) and its index (17 GB) in --work, where they stay for the next run, and
-prints a table. --shape qwen3.6 is Qwen3.6-35B-A3B with 32 of its 256 experts (12 GB). With --random the model is not
-saved and the index not built: it has random keys in rows of 8 bits. The rows are:
+prints a table. With --contexts N there are N indexes, in --work/contexts, and vLLM's requests take them in turn. --shape
+qwen3.6 is Qwen3.6-35B-A3B with 32 of its 256 experts (12 GB). With --random the model is not saved and the index not
+built: it has random keys in rows of 8 bits. The rows are:
   build         seconds and file size of sqz.build; with --bin those of sqz-index, and GPU memory, beside what --dry-run
                 foretold
   transformers  first token, milliseconds a token and tokens a second of generate(): with FixedContext, --requests at a
@@ -68,9 +69,8 @@ def used_memory():
     return total - free
 
 
-def build(args, folder, ids, index):
+def build(args, folder, model, ids, index):
     if args.bin is None:
-        model = load(args, folder)
         begun = time.perf_counter()
         made = sqz.build(model, None, ids, index, rows=args.rows)
         row("sqz.build: s, GB of the file", f"{time.perf_counter() - begun:.1f}, {made.bytes / 1e9:.2f}")
@@ -188,6 +188,7 @@ def main():
     parser.add_argument("--random", action="store_true", help="random keys, a model that is not saved")
     parser.add_argument("--steps", default="transformers,vllm", help="and build, to build an index that is there again")
     parser.add_argument("--tokens", type=int, default=128000, help="of the context")
+    parser.add_argument("--contexts", type=int, default=1, help="indexes, each of a text of its own")
     parser.add_argument("--layers", type=int, help="fewer for a trial")
     parser.add_argument("--rows", default="bf16", help="of the index: bf16 or q8")
     parser.add_argument("--budget", type=float, default=0.125)
@@ -203,6 +204,7 @@ def main():
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, transformers {transformers.__version__}, sqz "
           f"{sqz.__version__}", flush=True)
     folder, index = args.work / "model", args.work / "index.sqz"
+    indexes = [index] if args.contexts == 1 else [args.work / "contexts" / f"{i}.sqz" for i in range(args.contexts)]
     if not (folder / "config.json").exists():
         shape = SHAPES[args.shape] | ({"num_hidden_layers": args.layers} if args.layers else {})
         config = AutoConfig.for_model(**shape, eos_token_id=None, dtype=torch.bfloat16,
@@ -212,19 +214,23 @@ def main():
         else:
             make_model(config).save_pretrained(folder, max_shard_size="4GB")
         free_memory()
-    ids = torch.randint(3, 128000, (1, args.tokens), generator=torch.Generator().manual_seed(1))
-    if "build" in args.steps or not index.exists():
-        index.unlink(missing_ok=True)
-        if args.random:
-            vllm_speed.make_random(folder, index, args.tokens)
-        else:
-            build(args, folder, ids, index)
+    texts = torch.randint(3, 128000, (args.contexts, 1, args.tokens), generator=torch.Generator().manual_seed(1))
+    if "build" in args.steps or not all(one.exists() for one in indexes):
+        model = None if args.bin or args.random else load(args, folder)
+        for number, (ids, one) in enumerate(zip(texts, indexes)):
+            one.parent.mkdir(exist_ok=True)
+            one.unlink(missing_ok=True)
+            if args.random:
+                vllm_speed.make_random(folder, one, args.tokens, seed=number)
+            else:
+                build(args, folder, model, ids, one)
+        del model
         free_memory()
     if "transformers" in args.steps:
-        with_transformers(args, folder, ids, index)
+        with_transformers(args, folder, texts[0], indexes[0])
         free_memory()
     if "vllm" in args.steps:
-        with_vllm(args, folder, index)
+        with_vllm(args, folder, indexes[0] if args.contexts == 1 else indexes[0].parent)
     print()
     for name, value in rows:
         print(f"| {name} | {value} |")

@@ -15,7 +15,7 @@ template <class Element, int kDim, int kRows, bool kOwn>
 class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
  protected:
   using Base = AttendTile<Element, kDim, kRows, kOwn>;
-  using Base::Base, Base::kHalves, Base::kParts, Base::kRowBytes;
+  using Base::Base, Base::kAhead, Base::kHalves, Base::kParts, Base::kRowBytes;
   using Base::lane_, Base::listed_, Base::s_, Base::thread_, Base::warp_;
   using typename Base::State, typename Base::Values, typename Base::Weights;
 
@@ -109,7 +109,6 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
     RowPart8<kDim> keys[2];
     Codes values;
   };
-  static constexpr bool kAhead = kDim <= 128;  // a lane has registers for the values of two tiles
 
   // The rows of a head. A lane has a quarter of keys lane / 4 and lane / 4 + 8 of a tile, and 8
   // dimensions of the values of key_of(), from which its pointers to values count.

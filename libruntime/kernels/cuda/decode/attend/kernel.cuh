@@ -54,6 +54,7 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
 
  private:
   using Base::kHalves, Base::kParts, Base::kRowBytes;
+  static constexpr bool kAhead = Base::kAhead && !kCoded;
   using Base::lane_, Base::listed_, Base::p_, Base::pairs_, Base::s_, Base::thread_, Base::warp_;
   using Base::layer;
   using typename Base::Segment, typename Base::State, typename Base::Values;
@@ -84,23 +85,24 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
       attend_coded(segment, runs, state);
       this->count_means(listed_ && !whole_);
     } else {
-      attend_lists(segment, runs, state);
+      attend_lists(segment, segment.begin, segment.end, runs, state);
     }
     this->finish_segment(segment, state);
   }
 
-  __device__ void attend_lists(const Segment& segment, Runs& runs, State& state) {
-    const int64_t step = listed_ ? kListKeys : segment.end - segment.begin;
-    int64_t stop;
-    for (int64_t at = segment.begin; at < segment.end; at = stop) {
-      stop = min(at + step, segment.end);
-      if (at > segment.begin) {
+  // Keys [begin, end) of a segment, a list after the other.
+  __device__ void attend_lists(const Segment& segment, int64_t begin, int64_t end, Runs& runs,
+                               State& state) {
+    int count;
+    for (int64_t at = begin; at < end; at += count) {
+      count = static_cast<int>(min(end - at, int64_t{kListKeys}));
+      if (at > begin) {
         __syncthreads();
-        runs = runs_from(segment, at);
+        if (listed_) runs = runs_from(segment, at);
       }
-      if (listed_) locate(segment, at, stop, runs);
+      locate(segment, at, at + count, runs);
       __syncthreads();
-      attend_keys(at, stop, listed_, state);
+      attend_keys(count, state);
     }
   }
 
@@ -108,11 +110,11 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
   // scales of the next are on their way.
   __device__ void attend_coded(const Segment& segment, Runs& runs, State& state) {
     int64_t at = segment.begin;
-    __syncthreads();
     if (at < exact()) {
       at = min(segment.end, exact());
-      attend_keys(segment.begin, at, false, state);
+      attend_lists(segment, segment.begin, at, runs, state);
     }
+    __syncthreads();
     int count = 0, coming;
     do {
       coming = static_cast<int>(min(segment.end - at, int64_t{coded_keys(kRows)}));
@@ -236,8 +238,8 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
   }
 
   __device__ void put(int64_t begin, int64_t key, uint32_t where) {
-    if constexpr (kCoded) {
-      this->next_list()[key - begin].slot = where;
+    if (kCoded && (where & kExactKey) == 0) {
+      if constexpr (kCoded) this->next_list()[key - begin].slot = where;
     } else {
       s_.in.list[key - begin] = where;
     }
@@ -246,66 +248,69 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
   __device__ uint32_t exact_key(int64_t key) const {
     return kExactKey | static_cast<uint32_t>(key + layer().exact_skipped);
   }
-  // Bytes from the start of keys or values; of exact keys from the start of theirs.
-  __device__ __forceinline__ const char* row_at(uint32_t where, const void* slots,
-                                                const void* exact) const {
-    const bool is_exact = (where & kExactKey) != 0;
-    const char* base = static_cast<const char*>(is_exact ? exact : slots);
-    const int64_t row = head_ * (is_exact ? layer().exact : layer().slots) + (where & ~kExactKey);
-    return base + row * kRowBytes;
-  }
-
-  // Row of a key, of `begin` + index; beyond the last key the last one's.
-  __device__ __forceinline__ uint32_t where(int64_t begin, int64_t index, int64_t count,
-                                            bool list) const {
-    index = min(index, count - 1);
-    if (list) return s_.in.list[index];
-    const int64_t key = begin + index;
-    return key < exact() ? exact_key(key) : static_cast<uint32_t>(key - exact());
-  }
 
   // ---- The keys of a warp.
 
-  __device__ __forceinline__ void load_keys(int64_t begin, int64_t tile, int64_t count, bool list,
+  // The head's rows of slots, and its exact ones.
+  struct HeadRows {
+    const char *slots, *exact;
+  };
+  __device__ HeadRows head_rows(const void* slots, const void* exact) const {
+    return {static_cast<const char*>(slots) + head_ * layer().slots * kRowBytes,
+            static_cast<const char*>(exact) + head_ * layer().exact * kRowBytes};
+  }
+  // Row of key `index` of `count` in the list; beyond the last key the last one's.
+  __device__ __forceinline__ const char* row_at(const HeadRows& rows, int index, int count) const {
+    const uint32_t where = s_.in.list[min(index, count - 1)];
+    return ((where & kExactKey) != 0 ? rows.exact : rows.slots) +
+           uint64_t{where & ~kExactKey} * kRowBytes;
+  }
+
+  __device__ __forceinline__ void load_keys(const HeadRows& rows, int tile, int count,
                                             RowPart<kDim> (&keys)[2]) const {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      const uint32_t at = where(begin, tile + 8 * t + lane_ / 4, count, list);
-      keys[t].load(row_at(at, layer().keys, layer().exact_keys), lane_);
+      keys[t].load(row_at(rows, tile + 8 * t + lane_ / 4, count), lane_);
     }
   }
-
-  // Lane 4 n + t: dimensions [64 h + 8 n, + 8) of keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
-  __device__ __forceinline__ void load_values(int64_t begin, int64_t tile, int64_t count, bool list,
+  __device__ __forceinline__ void load_values(const HeadRows& rows, int tile, int count,
                                               Values& values) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int64_t key = tile + this->key_of(0, i);
-      const char* row =
-          row_at(where(begin, key, count, list), layer().values, layer().exact_values);
+      const char* row = row_at(rows, this->key_of(tile, i), count) + 16 * (lane_ / 4);
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        const int byte = 128 * h + 16 * (lane_ / 4);
-        values.words[i][h] = this->has_dims(h) ? load_stream(row + byte) : make_uint4(0, 0, 0, 0);
+        values.words[i][h] =
+            this->has_dims(h) ? load_stream(row + 128 * h) : make_uint4(0, 0, 0, 0);
       }
     }
   }
 
-  __device__ void attend_keys(int64_t begin, int64_t end, bool list, State& state) {
-    const int64_t count = end - begin;
-    constexpr int64_t kStep = kAttendWarps * kTileKeys;
-    int64_t tile = warp_ * kTileKeys;
+  // Keys of the list. The next tile's keys and values are on their way while this one's are worked
+  // on. They are asked for at one place: the compiler has one scoreboard for both, so that a wait
+  // is for all of them.
+  __device__ void attend_keys(int keys_in_list, State& state) {
+    constexpr int kStep = kAttendWarps * kTileKeys;
+    const int count = ptx::uniform(keys_in_list);
+    int tile = ptx::uniform(warp_ * kTileKeys);
     if (tile >= count) return;
+    const HeadRows keys_of = head_rows(layer().keys, layer().exact_keys);
+    const HeadRows values_of = head_rows(layer().values, layer().exact_values);
     RowPart<kDim> keys[2];
-    load_keys(begin, tile, count, list, keys);
+    Values next;
+    load_keys(keys_of, tile, count, keys);
+    if (kAhead) load_values(values_of, tile, count, next);
 #pragma unroll 1
     for (; tile < count; tile += kStep) {
       Values values;
-      load_values(begin, tile, count, list, values);
+      if (!kAhead) load_values(values_of, tile, count, values);
       float logits[2][4] = {};
       multiply_rows<Element>(s_.in.queries, keys, lane_, logits);
-      // Under way while this tile's softmax and values are worked on.
-      if (tile + kStep < count) load_keys(begin, tile + kStep, count, list, keys);
+      if (kAhead) values = next;
+      if (tile + kStep < count) {
+        load_keys(keys_of, tile + kStep, count, keys);
+        if (kAhead) load_values(values_of, tile + kStep, count, next);
+      }
       Weights weights;
 #pragma unroll
       for (int i = 0; i < 4 * kParts; ++i) {

@@ -15,6 +15,7 @@ class AttendTile : protected AttendMerge<kDim, kRows, kOwn> {
   using Base::lane_, Base::p_, Base::s_;
   using typename Base::State;
   static constexpr int64_t kRowBytes = kDim * 2;
+  static constexpr bool kAhead = kDim <= 128;  // a lane has registers for the values of two tiles
   // Logits of this lane's keys of the tile, then weights: keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9 of
   // lane 4 n + t, for its query rows.
   using Weights = float[kParts][4];
