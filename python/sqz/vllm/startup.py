@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -103,6 +104,9 @@ def check_same_model(config: Any, index: sqz.Index) -> None:
             raise ValueError(f"{info.path}: not an index of this model: layers, query heads, KV heads, head_dim: the "
                              f"index was built for {expected}, {model.model} has {shape}")
         return
-    with torch.device("meta"):  # the configuration as a model, without memory
-        network = AutoModelForCausalLM.from_config(model.hf_text_config).eval()
-    check_match(index, describe(network), model.model)
+    # To ask whether a stream is being captured, as transformers does, makes a CUDA context in this process. Then vllm.LLM
+    # can fork no engine.
+    with patch.object(torch.cuda, "is_current_stream_capturing", lambda: False):
+        with torch.device("meta"):  # the configuration as a model, without memory
+            network = AutoModelForCausalLM.from_config(model.hf_text_config).eval()
+        check_match(index, describe(network), model.model)
