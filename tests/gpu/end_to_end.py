@@ -90,9 +90,8 @@ def build_often(args, source, tokens):
     failures = [f"{index} differs from {indexes[0]}" for index in indexes[1:]
                 if not filecmp.cmp(indexes[0], index, shallow=False)]
     print(f"{args.builds} builds: {'the same bytes' if not failures else 'NOT the same bytes'}")
-    report = run([tool, "verify", indexes[0], "--json"])[-1]
-    print(f"verify: {report['checked']} tensors checked, problems {report['problems']}", flush=True)
-    return indexes[0], failures + report["problems"]
+    run([tool, "verify", indexes[0], "--json"])  # ends this program if a tensor is not as it was written
+    return indexes[0], failures
 
 
 def squeezed_cases(args, needles, short_source, short_tokens):
