@@ -296,6 +296,7 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
       lookup.own = attend.own;
       const int team = team_sizes_.of(static_cast<int>(lookup.requests * heads));
       SQZ_RETURN_IF_ERROR(decode_lookup(lookup, team, stream));
+      attend.after_lookup = true;
     } else {
       attend.lists.totals += first * heads;
       attend.lists.first += first * heads * (attend.lists.capacity + 1);
