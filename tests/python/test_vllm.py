@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import functools
 import math
 import os
 import shutil
@@ -12,21 +11,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from vllm_support import HEADS, NANO, engine, torch, transformers
 
 import sqz
 from conftest import SEEDS, python
+from sqz.vllm import context, frontend, plain_cache, runner, server, startup, states
+from sqz.vllm.leases import Call, Leases, Resident
 from sqz.vllm.library import Library, identity
 from sqz.vllm.options import Options
-
-torch = pytest.importorskip("torch", reason="sqz.vllm is for PyTorch")
-transformers = pytest.importorskip("transformers", reason="sqz.vllm needs transformers, as vLLM does")
-
-from sqz.transformers.fingerprint import describe, fingerprint_of  # noqa: E402
-from sqz.vllm import context, frontend, plain_cache, runner, server, startup, states  # noqa: E402
-from sqz.vllm.leases import Call, Leases, Resident  # noqa: E402
-
-NANO = Path(__file__).parents[2] / "examples/models/nano"
-HEADS = SEEDS / "buckets.sqz"  # 132 tokens, 2 layers, 4 query heads, 2 KV heads, head_dim 4
 
 
 def test_without_an_index_nothing_is_loaded():
@@ -351,24 +343,6 @@ def test_attention_over_blocks_in_any_order(chunks, dtype):
         first = last
 
 
-def engine(rank=0, ranks=1, max_model_len=64, **changes):
-    """The part of a VllmConfig that sqz.vllm reads."""
-    text = transformers.AutoConfig.from_pretrained(NANO)
-    model = SimpleNamespace(hf_text_config=text, hf_config=text, model=str(NANO), max_model_len=max_model_len,
-                            use_mla=False, is_hybrid=False, get_total_num_kv_heads=lambda: 2, get_head_size=lambda: 64)
-    parallel = SimpleNamespace(rank=rank, tensor_parallel_size=ranks, world_size=ranks)
-    config = SimpleNamespace(
-        model_config=model, parallel_config=parallel, scheduler_config=SimpleNamespace(max_num_batched_tokens=64),
-        device_config=SimpleNamespace(device_type="cpu"), cache_config=SimpleNamespace(cache_dtype="auto",
-                                                                                               mamba_cache_mode="none"),
-        attention_config=SimpleNamespace(backend=SimpleNamespace(name="CUSTOM")), speculative_config=None,
-        lora_config=None, kv_transfer_config=None, load_config=SimpleNamespace(load_format="auto"))
-    for path, value in changes.items():
-        *where, name = path.split("__")
-        setattr(functools.reduce(getattr, where, config), name, value)
-    return config
-
-
 def serve(options, queries, own, indptr, **where):
     """Attention over the context and `own` (out, lse), whose lse is laid out [heads, tokens] as FlashAttention's."""
     out, lse = own[0].clone(), own[1].T.contiguous()
@@ -550,40 +524,6 @@ def test_a_layers_number():
         context.number_of("h.0.attn.5")
 
 
-INFO = SimpleNamespace(path="a.sqz", tokens=8000, layers=6, query_heads=4, kv_heads=2, head_dim=64,
-                       partition="kmeans")
-
-
-@pytest.mark.parametrize(("changes", "sentence"), [
-    ({"max_model_len": 30000}, "8000 tokens and --max-model-len is 30000.*at most 24768"),
-    ({"attention_config__backend": None}, "attention backend is not given; set --attention-backend CUSTOM"),
-    ({"cache_config__cache_dtype": "fp8"}, "--kv-cache-dtype is fp8"),
-    ({"speculative_config": object()}, "speculative"),
-    ({"lora_config": object()}, "LoRA"),
-    ({"kv_transfer_config": object()}, "right only after this context"),
-    ({"use_v2_model_runner": True}, "Model Runner V2 is on; leave VLLM_USE_V2_MODEL_RUNNER out"),
-    ({"ranks": 4}, "4 ranks of tensor parallelism cannot share 2 KV heads"),
-    ({"parallel_config__world_size": 2}, "pipeline"),
-    ({"model_config__use_mla": True}, "MLA"),
-    ({"model_config__hf_text_config__layer_types": ["chunked_attention"]}, "layers that attend to chunks"),
-    ({"model_config__is_hybrid": True, "ranks": 2}, "share the state of recurrent layers; leave --tensor-parallel-size"),
-    ({"model_config__is_hybrid": True, "cache_config__mamba_cache_mode": "all"}, "set --mamba-cache-mode align"),
-    ({"model_config__hf_text_config__attn_logit_softcapping": 30.0}, "soft cap"),
-])
-def test_what_an_engine_cannot_do_is_refused(changes, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        startup.refuse(engine(**changes), INFO, False, Options("a.sqz"))
-
-
-def test_a_usual_engine_is_not_refused():
-    startup.refuse(engine(), INFO, False, Options("a.sqz"))
-    startup.refuse(engine(max_model_len=24768, ranks=2, attention_config__backend=None), INFO, True, Options("a.sqz"))
-    startup.refuse(engine(model_config__hf_text_config__layer_types=["sliding_attention"]), INFO, False,
-                   Options("a.sqz"))
-    startup.refuse(engine(model_config__is_hybrid=True, cache_config__mamba_cache_mode="align"), INFO, False,
-                   Options("a.sqz"))
-
-
 def test_a_layer_of_another_kind_is_refused():
     usual = {"alibi_slopes": None, "sliding_window": None, "kv_cache_dtype": "auto"}
     context.refuse_layer(4, 64, 0.125, 2, **usual)
@@ -592,29 +532,3 @@ def test_a_layer_of_another_kind_is_refused():
                  {"kv_sharing_target_layer_name": "a"}):
         with pytest.raises(ValueError, match="a layer has"):
             context.refuse_layer(4, 64, 0.125, 2, **usual | more)
-
-
-def test_an_index_of_another_model_is_refused():
-    options = Options(str(SEEDS / "two_levels.sqz"), session={"selector": "dense"})
-    with pytest.raises(ValueError, match="two_levels.sqz: not an index of .*: the index was built for .*, this model"):
-        startup.check(engine(), options, on_cpu=True)
-    with pytest.raises(ValueError, match=r"built for \(1, 1, 1, 8\).*has \(6, 4, 2, 64\)"):
-        startup.check(engine(load_config__load_format="dummy"), options, on_cpu=True)
-
-
-def test_options_that_a_session_refuses_are_refused_at_once():
-    with pytest.raises(sqz.Error, match="budget"):
-        startup.check(engine(), Options(str(HEADS), session={"selector": "saap"}), on_cpu=True)
-    with pytest.raises(ValueError, match="selector"):
-        startup.check(engine(), Options(str(HEADS), session={"selector": "squeeze"}), on_cpu=True)
-
-
-def test_the_index_of_the_same_model_is_taken(monkeypatch):
-    """The fingerprint of the configuration and the checkpoint's files, as sqz-index writes it for the nano model. CUDA is
-    not asked whether a stream is captured, which transformers 5.17 does: vllm.LLM could fork no engine behind that."""
-    found, asked = [], []
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(True))
-    monkeypatch.setattr(startup, "describe", lambda model: torch.cuda.is_current_stream_capturing() or describe(model))
-    monkeypatch.setattr(startup, "check_match", lambda index, here, name: found.append(here))
-    startup.check_same_model(engine(), SimpleNamespace(info=None))
-    assert fingerprint_of(found[0]) == "4947eddb54de902a" and not asked
