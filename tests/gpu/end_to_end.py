@@ -5,7 +5,7 @@
   tests/gpu/end_to_end.py --bin build/cuda/tools --model DIR --text BOOK --work /tmp/e2e --selector quest,saap --qmodel Q.sqz
 
 Plants needles in the text and asks for every one of them with sqz-generate, on the CPU and on the GPU. Fails unless the GPU gives
-the CPU's answer wherever the CPU finds the needle. Elsewhere the GPU's 16-bit numbers may decide a near tie otherwise.
+the CPU's answer wherever the CPU finds the needle, and from pruned indexes in any case.
 
 squeezed: builds the index of the text with --device cuda several times, timed from the start of the process to the published file,
 and checks that all files are the same bytes and whole (sqz-index verify). Asks densely from that index, with selection
@@ -181,7 +181,7 @@ def main():
         for (word, number), a, b in zip(needles, cpu, gpu):
             if a != b:
                 print(f"  {word} ({number}): CPU {a!r}, GPU {b!r}")
-            if a == number and b != a:
+            if (a == number or pruned) and b != a:
                 failures.append(f"{name}: {word}: the CPU finds {number}, the GPU says {b!r}")
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
