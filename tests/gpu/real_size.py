@@ -203,8 +203,8 @@ def main():
     args.work.mkdir(parents=True, exist_ok=True)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, transformers {transformers.__version__}, sqz "
           f"{sqz.__version__}", flush=True)
-    folder, index = args.work / "model", args.work / "index.sqz"
-    indexes = [index] if args.contexts == 1 else [args.work / "contexts" / f"{i}.sqz" for i in range(args.contexts)]
+    folder, index = args.work / "model", args.work / ("index.sqz" if args.contexts == 1 else "contexts")
+    indexes = [index] if args.contexts == 1 else [index / f"{i}.sqz" for i in range(args.contexts)]
     if not (folder / "config.json").exists():
         shape = SHAPES[args.shape] | ({"num_hidden_layers": args.layers} if args.layers else {})
         config = AutoConfig.for_model(**shape, eos_token_id=None, dtype=torch.bfloat16,
@@ -230,7 +230,7 @@ def main():
         with_transformers(args, folder, texts[0], indexes[0])
         free_memory()
     if "vllm" in args.steps:
-        with_vllm(args, folder, indexes[0] if args.contexts == 1 else indexes[0].parent)
+        with_vllm(args, folder, index)
     print()
     for name, value in rows:
         print(f"| {name} | {value} |")

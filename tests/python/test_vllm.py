@@ -1,4 +1,4 @@
-"""What of sqz.vllm needs no vLLM: its options, what it refuses, and attention over vLLM's blocks and the context."""
+"""These parts of sqz.vllm need no vLLM: options, leases, requests, and attention over vLLM's blocks and the context."""
 
 import asyncio
 import dataclasses

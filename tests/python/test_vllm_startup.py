@@ -1,4 +1,4 @@
-"""What sqz.vllm refuses before vLLM loads anything."""
+"""sqz.vllm refuses wrong configurations and indexes before vLLM loads anything."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What the tests of sqz.vllm share: skips, an index, and the part of a VllmConfig that it reads."""
+"""The tests of sqz.vllm share these: skips, an index, and the part of a VllmConfig that it reads."""
 
 import functools
 from pathlib import Path
