@@ -65,10 +65,18 @@ class Placement {
   CodedRows take_codes(int64_t layer, const CodedRows& from, const LayerView& view, int64_t dim,
                        int16_t most_scale = 0) {
     const int64_t count = view.kv_heads * view.slots;
-    const auto* scales = static_cast<const std::byte*>(from.scales);
-    return {.bits = from.bits,
-            .codes = take(layer, from.codes, count * dim),
-            .scales = take(layer, scales, count * dtype_size(view.dtype), true, most_scale)};
+    const int64_t bytes = count * dtype_size(view.dtype);
+    CodedRows to = {.bits = from.bits, .codes = take(layer, from.codes, count * dim)};
+    const std::byte* scales =
+        take(layer, static_cast<const std::byte*>(from.scales), bytes, true, most_scale);
+    to.scales = scales;
+    // Kernels read scales in pairs: behind an odd one is a zero.
+    static constexpr uint16_t kNoScale = 0;
+    if (scales != nullptr && count % 2 != 0) {
+      copies_.push_back(
+          {layer, &kNoScale, const_cast<std::byte*>(scales) + bytes, sizeof(kNoScale), false});
+    }
+    return to;
   }
   size_t used() const { return used_; }
 

@@ -1,6 +1,7 @@
 // Sessions at once on one GPU: threads that attend, that capture graphs, and that upload, create
-// and destroy, all beside each other. Nobody meets an error or other bits.
+// and destroy, all beside each other, and that fill slots. Nobody meets an error or other bits.
 // SQZ_THREADS_SECONDS=600 runs it for ten minutes.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -35,6 +36,13 @@ class Caller {
     const Status status = session_->attend(call_.call);
     EXPECT_TRUE(status.ok()) << status.message();
   }
+  // As request of a context that `contexts` names in device memory.
+  std::vector<std::byte> attend(ContextTable& table, const void* contexts) {
+    const Status status = table.attend(call_.call, contexts, 1);
+    EXPECT_TRUE(status.ok()) << status.message();
+    return result();
+  }
+  const ServingSession& session() const { return *session_; }
   // The same as alone.
   void check() { EXPECT_TRUE(result() == expected_) << "other bits"; }
   void capture_and_replay() {
@@ -108,6 +116,38 @@ TEST(Threads, SessionsUploadsAndCaptures) {
               calls.load(), graphs.load(), sessions.load());
   EXPECT_GT(graphs, 0);
   EXPECT_GT(sessions, 0);
+}
+
+// A slot is filled beside the calls that read it: each is of the old context or of the new one.
+TEST(Threads, ASlotIsFilledBesideItsCalls) {
+  SQZ_SKIP_WITHOUT_GPU();
+  if (!test::have_hopper()) GTEST_SKIP() << "no device of compute capability 9.0";
+  auto options = test::shape(128, 4, {40, 211});
+  const Served first = testing::serve(options);
+  ++options.seed;
+  const Served second = testing::serve(options);
+  Caller caller(first, test::by_budget(0.2), 1);
+  const auto other = test::gpu_session(second, test::by_budget(0.2));
+  auto table = create_context_table(caller.session(), {.slots = 2, .requests = 1});
+  ASSERT_TRUE(table.ok()) << table.status().message();
+  const test::DeviceArray<int32_t> slot_1({1, 0, 0, 0});
+  const std::array<const ServingSession*, 2> sessions = {&caller.session(), other.get()};
+  std::vector<std::vector<std::byte>> answers;
+  for (const ServingSession* session : sessions) {
+    ASSERT_TRUE((*table)->put(1, session).ok());
+    answers.push_back(caller.attend(**table, slot_1.get()));
+  }
+  ASSERT_NE(answers[0], answers[1]);
+  std::atomic<bool> done = false;
+  std::thread filler([&] {
+    for (size_t i = 0; !done; ++i) EXPECT_TRUE((*table)->put(1, sessions[i % 2]).ok());
+  });
+  for (int i = 0; i < 10000 && !::testing::Test::HasFailure(); ++i) {
+    const std::vector<std::byte> found = caller.attend(**table, slot_1.get());
+    EXPECT_TRUE(found == answers[0] || found == answers[1]) << "call " << i << " is of both";
+  }
+  done = true;
+  filler.join();
 }
 
 }  // namespace

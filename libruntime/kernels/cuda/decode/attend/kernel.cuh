@@ -54,7 +54,7 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
 
  private:
   using Base::kHalves, Base::kParts, Base::kRowBytes;
-  static constexpr bool kAhead = Base::kAhead && !kCoded;
+  static constexpr bool kAhead = Base::kAhead && !kCoded;  // few keys are exact beside codes
   using Base::lane_, Base::listed_, Base::p_, Base::pairs_, Base::s_, Base::thread_, Base::warp_;
   using Base::layer;
   using typename Base::Segment, typename Base::State, typename Base::Values;
@@ -197,7 +197,7 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
     const int64_t exact_end = min(end, exact());
 #pragma unroll 1
     for (int64_t k = begin + thread_; k < exact_end; k += kAttendThreads) {
-      put(begin, k, exact_key(k));
+      s_.in.list[k - begin] = exact_key(k);
     }
     if (end <= exact()) return;
     const auto first_key = static_cast<uint32_t>(max(begin, exact()) - exact());
@@ -237,11 +237,11 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
     return __any_sync(~0u, max(runs.begin[0], runs.end[0]) >= end_key);
   }
 
-  __device__ void put(int64_t begin, int64_t key, uint32_t where) {
-    if (kCoded && (where & kExactKey) == 0) {
-      if constexpr (kCoded) this->next_list()[key - begin].slot = where;
+  __device__ void put(int64_t begin, int64_t key, uint32_t slot) {
+    if constexpr (kCoded) {
+      this->next_list()[key - begin].slot = slot;
     } else {
-      s_.in.list[key - begin] = where;
+      s_.in.list[key - begin] = slot;
     }
   }
 

@@ -22,6 +22,8 @@ class PrepareRow {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     own_ = p_.contexts[given_];
+    // By one thread: the slot may be filled meanwhile.
+    if (thread_ == 0) s_.layers = find_layers();
     fetch_queries();
     const int place = find_place();
     if (thread_ == 0) p_.places[given_] = place;
@@ -56,15 +58,17 @@ class PrepareRow {
     return static_cast<int>(s_.place);
   }
 
+  // Those of the slot's context, or null.
+  __device__ const ContextLayer* find_layers() const {
+    return own_.slot >= 0 && own_.slot < p_.most_slots ? p_.slots[own_.slot] : nullptr;
+  }
   // s_.layer: that of the slot without what the request leaves out.
   __device__ void take_layer() {
-    const bool is = own_.slot >= 0 && own_.slot < p_.most_slots;
-    const ContextLayer* layers = is ? p_.slots[own_.slot] : nullptr;
-    if (layers == nullptr) {
+    if (s_.layers == nullptr) {
       if (thread_ == 0) set_none(own_.slot == -1 ? 0 : 1);
       return;
     }
-    copy_layer(layers[p_.layer], s_.layer);
+    copy_layer(s_.layers[p_.layer], s_.layer);
     __syncthreads();
     if (thread_ != 0) return;
     ContextLayer& layer = s_.layer;
@@ -142,6 +146,7 @@ class PrepareRow {
 
   struct Shared {
     ContextLayer layer;
+    const ContextLayer* layers;
     float2 turns[kMostHalf];
     uint32_t place;
   };
