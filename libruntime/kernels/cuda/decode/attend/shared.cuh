@@ -56,7 +56,7 @@ struct AttendInput {
 template <int kDim, int kRows>
 struct AttendShared {
   uint4 early[early_bytes(kDim) / 16];  // queries as they came
-  int64_t before[kMostPairs + 1];       // keys of the pairs before each
+  int64_t before[kMostPairs + 1];       // keys of the pairs before each, and their starts
   float2 sums[kRows][kAttendWarps];     // of the warps: maximum, and sum relative to it
   float2 total[kRows];
   uint32_t last;

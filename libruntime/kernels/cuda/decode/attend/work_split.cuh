@@ -1,6 +1,6 @@
 // Which keys a block attends to. Two ways to share the keys of all pairs evenly: every pair has
 // blocks of its own, or, laid end to end, block b has keys [b W, (b + 1) W) and may serve the end
-// of one pair and the beginning of the next.
+// of one pair and the beginning of the next. The start of a pair counts as kSwitchKeys keys there.
 #pragma once
 
 #include "libruntime/kernels/cuda/common/scores.cuh"
@@ -48,14 +48,16 @@ class AttendWorkSplit {
   }
   __device__ int list_of(int pair) const { return p_.lists.of_heads ? pair % p_.kv_heads : pair; }
 
+  // A block that serves two pairs pays for another start and end: so many keys could be read then.
+  static constexpr uint32_t kSwitchKeys = 320;
+
   // ---- Pairs with blocks of their own.
 
-  // A block that serves two pairs pays for another start and end. If giving every pair blocks of
-  // its own makes no block longer than that costs, do so. Each warp finds out by itself, lane i for
-  // pair i. False: split_evenly() it is. `any`: this block has a segment.
+  // If giving every pair blocks of its own makes no block longer than a switch costs, do so. Each
+  // warp finds out by itself, lane i for pair i. False: split_evenly() it is. `any`: this block has
+  // a segment.
   __device__ bool split_by_pairs(Segment& segment, bool& any) const {
     constexpr uint32_t kMostKeys = 1u << 26;  // of a pair: sums stay in 32 bits
-    constexpr uint32_t kSwitchKeys = 320;     // that could be read in the time of a switch
     if (pairs_ > 32) return false;
     const uint32_t blocks = gridDim.x;
     const RunTotals totals = lane_ < pairs_ ? totals_of(lane_) : RunTotals{};
@@ -115,7 +117,7 @@ class AttendWorkSplit {
 
   // ---- Keys laid end to end.
 
-  // The first pair of this block and the ends of its keys.
+  // The first pair of this block and the ends of its part: it has none if they are the same.
   __device__ int split_evenly(int64_t& at, int64_t& end) {
     count_keys();
     const int64_t total = s_.before[pairs_];
@@ -128,12 +130,16 @@ class AttendWorkSplit {
     for (int step = kMostPairs; step > 0; step /= 2) {
       if (pair + step < pairs_ && s_.before[pair + step] <= at) pair += step;
     }
+    at = min(max(at, first_key(pair)), end);
     return pair;
   }
+  __device__ int64_t first_key(int pair) const {
+    return s_.before[pair] + kSwitchKeys;
+  }
 
-  // This block's keys of a pair, from `at` of all keys on; where they end.
+  // This block's keys of a pair, from `at` of its part on; where the next pair's begin, or the end.
   __device__ int64_t segment_of(int pair, int64_t at, int64_t end, Segment& segment) {
-    const int64_t first = s_.before[pair], last = s_.before[pair + 1];
+    const int64_t first = first_key(pair), last = s_.before[pair + 1];
     const int64_t first_block = first / keys_a_block_, last_block = (last - 1) / keys_a_block_;
     const RunTotals totals = totals_of(pair);
     segment = {.pair = pair,
@@ -144,17 +150,18 @@ class AttendWorkSplit {
                .own = partial(blockIdx.x, first > blockIdx.x * keys_a_block_ ? 1 : 0),
                .first = partial(first_block, first > first_block * keys_a_block_ ? 1 : 0),
                .second = partial(first_block + 1, 0)};
-    return min(last, end);
+    return min(pair + 1 < pairs_ ? last + kSwitchKeys : last, end);
   }
 
-  // s_.before.
+  // s_.before, with the pairs' starts.
   __device__ void count_keys() {
     __shared__ int64_t warp_sums[kAttendWarps];
     int64_t before = 0;
 #pragma unroll 1
     for (int tile = 0; tile < pairs_; tile += kAttendThreads) {
       const int pair = tile + thread_;
-      const int64_t own = pair < pairs_ ? max(int64_t{1}, keys_of(totals_of(pair))) : 0;
+      const int64_t own =
+          pair < pairs_ ? kSwitchKeys + max(int64_t{1}, keys_of(totals_of(pair))) : 0;
       int64_t scan = scan_warp(own);
       if (lane_ == 31) warp_sums[warp_] = scan;
       __syncthreads();
@@ -189,7 +196,7 @@ class AttendWorkSplit {
   const bool listed_;
 
  private:
-  int64_t keys_a_block_ = 1;  // keys of a block, laid end to end
+  int64_t keys_a_block_ = 1;  // of a block's part, laid end to end
 };
 
 }  // namespace sqz::cuda
