@@ -36,7 +36,7 @@ class Caller {
     const Status status = session_->attend(call_.call);
     EXPECT_TRUE(status.ok()) << status.message();
   }
-  // As request of a context that `contexts` names in device memory.
+  // Attends as a request of the context that `contexts` names in device memory.
   std::vector<std::byte> attend(ContextTable& table, const void* contexts) {
     const Status status = table.attend(call_.call, contexts, 1);
     EXPECT_TRUE(status.ok()) << status.message();

@@ -153,7 +153,7 @@ class AttendWorkSplit {
     return min(pair + 1 < pairs_ ? last + kSwitchKeys : last, end);
   }
 
-  // s_.before, with the pairs' starts.
+  // Fills s_.before, in which the start of each pair counts, too.
   __device__ void count_keys() {
     __shared__ int64_t warp_sums[kAttendWarps];
     int64_t before = 0;

@@ -22,7 +22,7 @@ class PrepareRow {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     own_ = p_.contexts[given_];
-    // By one thread: the slot may be filled meanwhile.
+    // One thread reads the slot, which may be filled meanwhile.
     if (thread_ == 0) s_.layers = find_layers();
     fetch_queries();
     const int place = find_place();
@@ -58,7 +58,7 @@ class PrepareRow {
     return static_cast<int>(s_.place);
   }
 
-  // Those of the slot's context, or null.
+  // Returns the layers of the slot's context, or null if there is none.
   __device__ const ContextLayer* find_layers() const {
     return own_.slot >= 0 && own_.slot < p_.most_slots ? p_.slots[own_.slot] : nullptr;
   }
