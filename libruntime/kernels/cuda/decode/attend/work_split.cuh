@@ -150,7 +150,7 @@ class AttendWorkSplit {
                .own = partial(blockIdx.x, first > blockIdx.x * keys_a_block_ ? 1 : 0),
                .first = partial(first_block, first > first_block * keys_a_block_ ? 1 : 0),
                .second = partial(first_block + 1, 0)};
-    return min(pair + 1 < pairs_ ? last + kSwitchKeys : last, end);
+    return min(first_key(pair + 1), end);
   }
 
   // Fills s_.before, in which the start of each pair counts, too.

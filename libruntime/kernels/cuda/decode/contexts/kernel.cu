@@ -22,7 +22,7 @@ class PrepareRow {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     own_ = p_.contexts[given_];
-    // One thread reads the slot, which may be filled meanwhile.
+    // One thread reads the slot, which may be filled meanwhile; find_place() meets.
     if (thread_ == 0) s_.layers = find_layers();
     fetch_queries();
     const int place = find_place();
