@@ -264,6 +264,7 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
   const int64_t heads = model().kv_heads, all = call.tokens * each;
   const bool batches =
       batch_ != nullptr && all >= least_batch(looks_up_) && call.dtype == index_->metadata().dtype;
+  rows.in_order = batches;
   if (batches) rows.lists = {};
   SQZ_RETURN_IF_ERROR(prepare_context_rows(rows, gpu_, stream));
   const int32_t bits = coded_[static_cast<size_t>(call.layer)] ? 8 : 0;
@@ -294,6 +295,8 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
       lookup.q_dtype = call.dtype;
       lookup.requests = attend.requests;
       lookup.own = attend.own;
+      lookup.named = rows;
+      lookup.named.contexts += first;
       const int team = team_sizes_.of(static_cast<int>(lookup.requests * heads));
       SQZ_RETURN_IF_ERROR(decode_lookup(lookup, team, stream));
       attend.after_lookup = true;

@@ -1,9 +1,17 @@
-// Kernels list and copy a row's layer by these functions.
+// Kernels find, list and copy a row's layer by these functions.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode/context_layer.h"
 
 namespace sqz::cuda {
+
+// The layer of the context that a row names; null: its slot is empty, or none.
+__device__ inline const ContextLayer* layer_named(const NamedContexts& named,
+                                                  const RequestContext& context) {
+  const bool is = context.slot >= 0 && context.slot < named.most_slots;
+  const ContextLayer* layers = is ? named.slots[context.slot] : nullptr;
+  return layers == nullptr ? nullptr : layers + named.layer;
+}
 
 // Every slot of a pair as a list of runs, for so many requests; with a fault nothing.
 __device__ inline void list_whole(const ContextLayer& row, const RunLists& lists, int64_t pair,

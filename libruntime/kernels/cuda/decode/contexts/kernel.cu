@@ -23,9 +23,9 @@ class PrepareRow {
     ptx::griddepcontrol_launch_dependents();
     own_ = p_.contexts[given_];
     // One thread reads the slot, which may be filled meanwhile; find_place() meets.
-    if (thread_ == 0) s_.layers = find_layers();
+    if (thread_ == 0) s_.named = layer_named(p_, own_);
     fetch_queries();
-    const int place = find_place();
+    const int place = p_.in_order ? find_place() : given_;
     if (thread_ == 0) p_.places[given_] = place;
     take_layer();
     if (thread_ == 0) s_.layer.row = p_.each == 1 ? given_ : place;
@@ -58,17 +58,14 @@ class PrepareRow {
     return static_cast<int>(s_.place);
   }
 
-  // Returns the layers of the slot's context, or null if there is none.
-  __device__ const ContextLayer* find_layers() const {
-    return own_.slot >= 0 && own_.slot < p_.most_slots ? p_.slots[own_.slot] : nullptr;
-  }
   // s_.layer: that of the slot without what the request leaves out.
   __device__ void take_layer() {
-    if (s_.layers == nullptr) {
+    __syncthreads();
+    if (s_.named == nullptr) {
       if (thread_ == 0) set_none(own_.slot == -1 ? 0 : 1);
       return;
     }
-    copy_layer(s_.layers[p_.layer], s_.layer);
+    copy_layer(*s_.named, s_.layer);
     __syncthreads();
     if (thread_ != 0) return;
     ContextLayer& layer = s_.layer;
@@ -146,7 +143,7 @@ class PrepareRow {
 
   struct Shared {
     ContextLayer layer;
-    const ContextLayer* layers;
+    const ContextLayer* named;  // of the slot; null: there is none
     float2 turns[kMostHalf];
     uint32_t place;
   };

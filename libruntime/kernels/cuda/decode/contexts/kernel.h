@@ -1,6 +1,6 @@
 // Calls whose requests name their contexts in device memory: before the lookup and behind
-// attention. A row is a request with one of its contexts. Rows are served in the order of their
-// slots and of what they leave out, so that those of one context stand beside each other.
+// attention. Rows are served as they are given, or, so that those of one context stand beside each
+// other, in the order of their slots and of what they leave out.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,27 +12,18 @@
 
 namespace sqz::cuda {
 
-// As sqz_context in sqz.h.
-struct RequestContext {
-  int32_t slot, skip;
-  int64_t offset;
-};
-
-struct ContextRows {
+struct ContextRows : NamedContexts {
   DType dtype = DType::kBF16;  // of queries and outputs
   int32_t requests = 0, each = 1;
   int32_t query_heads = 0, kv_heads = 0, dim = 0;
-  const RequestContext* contexts = nullptr;  // [requests, each]
-  const void* q = nullptr;                   // [requests, Hq, d]
-  void* out = nullptr;                       // [requests, Hq, d]
+  bool in_order = false;    // of slots
+  const void* q = nullptr;  // [requests, Hq, d]
+  void* out = nullptr;      // [requests, Hq, d]
   LseRows lse;
-  // By slot, the layers of its context; null: it is empty.
-  const ContextLayer* const* slots = nullptr;
-  int32_t most_slots = 0, layer = 0;
   const float* frequencies = nullptr;  // [half] of RoPE, null: queries are never turned
   int32_t half = 0;
 
-  // In the order in which they are served, [requests * each]:
+  // As they are served, [requests * each]:
   ContextLayer* rows = nullptr;
   void* row_q = nullptr;           // [rows, Hq, d], turned to where the context begins
   const void* row_out = nullptr;   // [rows, Hq, d]

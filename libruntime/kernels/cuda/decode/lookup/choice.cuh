@@ -90,8 +90,9 @@ class Choice : protected CutoffSearch {
     return all.b;
   }
 
-  // Chosen clusters as runs, that end at the latest where a warp's clusters end.
-  __device__ void emit(const ChosenBits& chosen) {
+  // Chosen clusters as runs, that end at the latest where a warp's clusters end. Returns the keys
+  // of the pair.
+  __device__ uint32_t emit(const ChosenBits& chosen) {
     // Where the clusters of the lane before end, if its last is chosen.
     uint32_t last = ~0u;
     if (own_count() == each() && chosen.has(each() - 1)) {
@@ -120,6 +121,7 @@ class Choice : protected CutoffSearch {
       at.b += span.y - span.x;
     });
     if (rank_ == 0 && thread_ == 0) end_lists(lists, layer_, pair_, head_, all, centroids_);
+    return all.b;
   }
 
   const LookupParams& p_;

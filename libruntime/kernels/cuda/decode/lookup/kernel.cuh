@@ -26,7 +26,9 @@ struct LookupShared {
   PushTeam::Shared team;
   float2 sums[kRows][kLookupWarps];  // of the warps: maximum, and sum relative to it
   float lse[kRows];
-  LookupLayer layer;  // of the pair, if the requests have layers of their own
+  // If the requests have layers of their own, of the pair:
+  LookupLayer layer;
+  const ContextLayer* named;  // null: there is none
 };
 
 // Floats between the rows of logits of a slice: rows of a product fall on different banks.
@@ -65,20 +67,30 @@ class Lookup : private Choice {
 
   __device__ void run() {
     begin_team();
-    if (kOwn && !take_own_layer()) return;
-    // Unless the layer is the request's own, nothing of this depends on earlier kernels.
+    if (kOwn) find_own_layer();
     Step steps[kSteps];
     uint32_t wanted = 0;
-    if (kBudget) {
-      wanted = __ldg(layer_.wanted + head_);
-      clear_bins();
-    }
-    take_slice(layer_.level[0].clusters);
-    begin_level(layer_.level[0], nullptr, steps);
-    ask_ahead();
-    ptx::griddepcontrol_wait();
-    // Not before the queries are there: attention counts on it.
-    ptx::griddepcontrol_launch_dependents();
+    bool waited = false;
+#pragma unroll 1
+    do {
+      // Nothing of this depends on the launch before this one.
+      if (!kOwn || layer_.levels > 0) {
+        if (kBudget) {
+          wanted = __ldg(layer_.wanted + head_);
+          clear_bins();
+        }
+        centroids_ = 0;
+        take_slice(layer_.level[0].clusters);
+        begin_level(layer_.level[0], nullptr, steps);
+        ask_ahead();
+      }
+      if (waited) break;
+      ptx::griddepcontrol_wait();
+      // Not before the queries are there: attention counts on it.
+      ptx::griddepcontrol_launch_dependents();
+      waited = true;
+      if (kOwn && !looks_up()) return;
+    } while (kOwn && !take_own_layer());
     load_queries();
     await_team();
 #pragma unroll 1
@@ -97,7 +109,8 @@ class Lookup : private Choice {
           [&] { return pass(level.threshold); }, [&] { combine(); },
           [&](uint32_t i) { return logits_[first + i]; });
       if (finest) {
-        emit(chosen);
+        const uint32_t keys = emit(chosen);
+        if constexpr (kOwn) fetch_rows(chosen, keys);
         return;
       }
       const uint32_t count = list_children(chosen, alive_list(k));
@@ -124,15 +137,41 @@ class Lookup : private Choice {
     if constexpr (kOwn) return reinterpret_cast<Shared*>(memory)->layer;
     return params;
   }
-  // That of the pair's request. False: it needs no lookup.
-  __device__ bool take_own_layer() {
-    ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents();
-    const ContextLayer& own = p_.own[pair_ / p_.kv_heads];
-    copy_layer(own.lookup, s_.layer);
+  // The layer that the pair's request names, as far as it is in the table.
+  __device__ void find_own_layer() {
+    // One thread reads the slot, which may be filled meanwhile.
+    if (thread_ == 0) {
+      s_.named = layer_named(p_.named, p_.named.contexts[pair_ / p_.kv_heads]);
+    }
     __syncthreads();
-    if (layer_.levels == 0 && rank_ == 0 && thread_ == 0) list_whole(own, p_.lists, pair_, head_);
-    return layer_.levels > 0;
+    if (s_.named != nullptr) {
+      copy_layer(s_.named->lookup, s_.layer);
+    } else if (thread_ == 0) {
+      s_.layer.levels = 0;
+    }
+    __syncthreads();
+  }
+  // The request's layer, once the launch before this one has made it.
+  __device__ const ContextLayer& own_layer() const {
+    return p_.own[pair_ / p_.kv_heads];
+  }
+  __device__ bool looks_up() const {
+    if (own_layer().lookup.levels > 0) return true;
+    if (rank_ == 0 && thread_ == 0) list_whole(own_layer(), p_.lists, pair_, head_);
+    return false;
+  }
+  // What the request leaves out. False: its slot was filled anew since find_own_layer().
+  __device__ bool take_own_layer() {
+    const LookupLayer& own = own_layer().lookup;
+    const bool same = s_.layer.levels > 0 && own.counters == s_.layer.counters;
+    __syncthreads();
+    if (!same) {
+      copy_layer(own, s_.layer);
+      __syncthreads();
+    } else if (thread_ == 0) {
+      s_.layer.exact = own.exact;
+    }
+    return same;
   }
 
   __device__ void take_slice(uint32_t count) {
@@ -373,6 +412,28 @@ class Lookup : private Choice {
       if (top > -INFINITY) top += __log2f(sum) - log_group;
       logits[0] = top;
     }
+  }
+
+  // ---- What attention will read.
+
+  // Teams of contexts with more clusters alive end later. Until then memory fetches a part of what
+  // the others have chosen into the L2: each n-th cluster, of all pairs kFetchedBytes. Attention to
+  // rows of 8 bits gains nothing by that.
+  __device__ void fetch_rows(const ChosenBits& chosen, uint32_t keys) const {
+    constexpr int64_t kRowBytes = kDim * 2, kFetchedBytes = 16 << 20;
+    const AttendLayer& layer = p_.own[pair_ / p_.kv_heads].keys;
+    if (layer.coded.keys.bits > 0) return;
+    const int64_t all = 2 * kRowBytes * keys * (gridDim.x / team_);
+    const auto n = static_cast<uint32_t>(all / kFetchedBytes + 1);
+    const uint32_t first = thread_ * each();
+    chosen.for_each([&](uint32_t i) {
+      if ((first + i) % n != 0) return;
+      const uint2 span = spans_[first + i];
+      const int64_t at = (head_ * layer.slots + span.x) * kRowBytes;
+      const auto bytes = static_cast<uint32_t>((span.y - span.x) * kRowBytes);
+      ptx::cp_async_bulk_prefetch_l2(static_cast<const char*>(layer.keys) + at, bytes);
+      ptx::cp_async_bulk_prefetch_l2(static_cast<const char*>(layer.values) + at, bytes);
+    });
   }
 
   Shared& s_;

@@ -11,6 +11,7 @@
 #include "libruntime/cuda/device.h"
 #include "libruntime/kernels/cuda/common/head_dims.h"
 #include "libruntime/kernels/cuda/common/run_lists.h"
+#include "libruntime/kernels/cuda/decode/named_contexts.h"
 
 namespace sqz::cuda {
 
@@ -39,8 +40,6 @@ struct LookupLayer {
   unsigned long long* counters = nullptr;  // {selections, keys, centroids} are added to
 };
 
-struct ContextLayer;
-
 struct LookupParams : LookupLayer {
   const void* q = nullptr;  // [requests, Hq, d] of q_dtype
   DType q_dtype = DType::kBF16;
@@ -51,7 +50,10 @@ struct LookupParams : LookupLayer {
   Device device;
   LookupRule rule = LookupRule::kThreshold;
   // In device memory, [requests]: each request's own layer, in place of that of the parameters.
+  // The launch before this one makes them of what `named` says in the same order. It has waited for
+  // everything in front of it.
   const ContextLayer* own = nullptr;
+  NamedContexts named;
 
   // Workspace; width: at least every n.
   int64_t width = 0;
