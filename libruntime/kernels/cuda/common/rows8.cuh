@@ -92,6 +92,20 @@ struct QueryCodes {
   float scales[kRows];
 };
 
+inline constexpr float kMostFixed = 127 * 256;  // of a row in fixed point
+
+// Four numbers of at most 127 * 256 as the upper and the lower bytes of a fixed-point row.
+__device__ __forceinline__ void split_fixed(const int (&numbers)[4], uint32_t& high,
+                                            uint32_t& low) {
+  const auto bytes_of = [](int a, int b, int c, int d, uint32_t byte) {
+    const uint32_t pair = byte | (byte + 4) << 4;
+    return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), 0x5410);
+  };
+  const auto& x = numbers;
+  low = bytes_of(x[0], x[1], x[2], x[3], 0);
+  high = bytes_of(x[0] + 128, x[1] + 128, x[2] + 128, x[3] + 128, 1);
+}
+
 // Writes `rows` queries, value(row, dimension, out[4]) being 4 numbers of one. A warp takes a row.
 template <int kDim, int kRows, class Value>
 __device__ __forceinline__ void make_query_codes(QueryCodes<kDim, kRows>& to, int rows, int warp,
@@ -109,18 +123,15 @@ __device__ __forceinline__ void make_query_codes(QueryCodes<kDim, kRows>& to, in
     }
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    constexpr float kMost = 127 * 256;
-    const float inverse = most > 0 ? kMost / most : 0;
-    if (lane == 0) to.scales[row] = most / kMost;
+    const float inverse = most > 0 ? kMostFixed / most : 0;
+    if (lane == 0) to.scales[row] = most / kMostFixed;
 #pragma unroll
     for (int own = 0; own < kOwn; ++own) {
-      uint32_t high = 0, low = 0;
+      int numbers[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int number = __float2int_rn(x[own][i] * inverse), upper = (number + 128) >> 8;
-        high |= (static_cast<uint32_t>(upper) & 0xFF) << 8 * i;
-        low |= (static_cast<uint32_t>(number) & 0xFF) << 8 * i;
-      }
+      for (int i = 0; i < 4; ++i) numbers[i] = __float2int_rn(x[own][i] * inverse);
+      uint32_t high, low;
+      split_fixed(numbers, high, low);
       const int word = (lane + 32 * own) / 4, t = lane % 4;
       if (word >= kDim / 16) continue;
       const auto put = [&](int product, int part, uint32_t codes) {
@@ -135,6 +146,14 @@ __device__ __forceinline__ void make_query_codes(QueryCodes<kDim, kRows>& to, in
       }
     }
   }
+}
+
+// A lane has query row lane / 4 + 8 part of a tile against row 2 (lane % 4) + i. `high`, `low`: the
+// products of upper and lower bytes, or of both if they are one.
+template <int kRows>
+__device__ __forceinline__ int product_of(const int (&high)[4], const int (&low)[4], int part,
+                                          int i) {
+  return 256 * high[2 * part + i] + (kRows == 8 ? low[i + 2] : low[2 * part + i]);
 }
 
 // Products with rows from memory, in units of the queries' scales: a lane has query row lane / 4 +
@@ -162,8 +181,7 @@ __device__ __forceinline__ void multiply_codes(const QueryCodes<kDim, kRows>& qu
     for (int part = 0; part < kRows / 8; ++part) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int low = kRows == 8 ? sums[0][t][i + 2] : sums[kRows / 8 - 1][t][2 * part + i];
-        d[t][part][i] = 256 * sums[0][t][2 * part + i] + low;
+        d[t][part][i] = product_of<kRows>(sums[0][t], sums[kRows / 8 - 1][t], part, i);
       }
     }
   }

@@ -12,10 +12,10 @@
 namespace sqz::cuda {
 
 template <class Element, int kDim, int kRows, bool kOwn>
-class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
+class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
  protected:
-  using Base = AttendTile<Element, kDim, kRows, kOwn>;
-  using Base::Base, Base::kAhead, Base::kHalves, Base::kParts, Base::kRowBytes;
+  using Base = AttendTile<Element, kDim, kRows, true, kOwn>;
+  using Base::Base, Base::kHalves, Base::kParts, Base::kRowBytes;
   using Base::lane_, Base::listed_, Base::s_, Base::thread_, Base::warp_;
   using typename Base::State, typename Base::Values, typename Base::Weights;
 
@@ -85,14 +85,13 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
     const Bases from = bases(head);
 #pragma unroll 1
     for (int at = begin; at < end;) {
-      Loaded loaded;
-      load_keys(from, at, loaded);
-      load_values(from, at, loaded);
+      Codes codes;
+      load_keys(from, at, codes);
       int clusters = 0;
       const int stop = ptx::uniform(number_clusters(at, end, clusters));
       clusters = ptx::uniform(clusters);
       multiply_means(from, clusters);
-      attend_stretch(from, at, stop, loaded, state);
+      attend_stretch(from, at, stop, codes, state);
       add_means(from, clusters, state);
       at = stop;
     }
@@ -100,17 +99,18 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
 
  private:
   static constexpr int kRange = 32;  // a warp has so many keys of a list, or a multiple
+  // Keys of a tile: a product of bytes adds up 32, if a lane has registers for them.
+  static constexpr int kTile = kDim * kParts <= 128 ? 32 : 16;
+  static constexpr int kLaneKeys = kTile / 4;    // a lane's of a tile, as key_of() numbers them
+  using TileWeights = float[kParts][kLaneKeys];  // as Weights, of more keys
+  using Codes = RowPart8<kDim>[kTile / 8];
   // A lane's 8 dimensions of each of its keys, as in Values.
-  struct Codes {
-    uint2 words[4][kHalves];
+  struct ValueCodes {
+    uint2 words[kLaneKeys][kHalves];
   };
-  // Keys and values of a tile.
-  struct Loaded {
-    RowPart8<kDim> keys[2];
-    Codes values;
-  };
+  using TileKeys = CodedKey[kLaneKeys];
 
-  // The rows of a head. A lane has a quarter of keys lane / 4 and lane / 4 + 8 of a tile, and 8
+  // The rows of a head. A lane has a quarter of keys lane / 4, lane / 4 + 8, … of a tile, and 8
   // dimensions of the values of key_of(), from which its pointers to values count.
   struct Bases {
     const char *keys, *mean_keys, *values, *mean_values;
@@ -128,23 +128,20 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
   __device__ CodedKey* keys() const {
     return s_.in.coded[list_];
   }
-  __device__ __forceinline__ const CodedKey& key(int tile, int i) const {
-    return keys()[this->key_of(tile, i)];
-  }
 
-  __device__ __forceinline__ void load_keys(const Bases& from, int tile, Loaded& to) const {
+  __device__ __forceinline__ void load_keys(const Bases& from, int tile, Codes& to) const {
 #pragma unroll
-    for (int t = 0; t < 2; ++t) {
-      to.keys[t].load(from.keys + uint64_t{keys()[tile + 8 * t + lane_ / 4].slot} * kDim, lane_);
+    for (int t = 0; t < kTile / 8; ++t) {
+      to[t].load(from.keys + uint64_t{keys()[tile + 8 * t + lane_ / 4].slot} * kDim, lane_);
     }
   }
-  __device__ __forceinline__ void load_values(const Bases& from, int tile, Loaded& to) const {
+  __device__ __forceinline__ void load_values(const Bases& from, int tile, ValueCodes& to) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const char* row = from.values + uint64_t{key(tile, i).slot} * kDim;
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const char* row = from.values + uint64_t{keys()[this->key_of(tile, i)].slot} * kDim;
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        to.values.words[i][h] = this->has_dims(h) ? load_stream_8(row + 64 * h) : make_uint2(0, 0);
+        to.words[i][h] = this->has_dims(h) ? load_stream_8(row + 64 * h) : make_uint2(0, 0);
       }
     }
   }
@@ -152,21 +149,28 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
   // Numbers the clusters of keys [begin, end) of the list by their places in the warp's table.
   // Returns where the stretch ends: at `end`, or with 32 keys behind which they no longer fit.
   __device__ int number_clusters(int begin, int end, int& clusters) {
+    constexpr int kSteps = coded_keys(kRows) / (kAttendWarps * 32);  // of a range
     static_assert(kTableClusters >= 32 && kRange % 32 == 0);
-    uint32_t last = ~0u;  // cluster of the key before
+    uint32_t own[kSteps], all[kSteps];  // all: of which keys a cluster begins
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int at = begin + 32 * i + lane_;
+      all[i] = 0;
+      if (begin + 32 * i >= end) continue;
+      own[i] = keys()[at].cluster;
+      const bool first = i == 0 && lane_ == 0;
+      all[i] = __ballot_sync(~0u, first || own[i] != keys()[at - 1].cluster);
+    }
+    __syncwarp();
     int at = begin;
-#pragma unroll 1
-    for (; at < end; at += 32) {
-      const uint32_t cluster = keys()[at + lane_].cluster;
-      const uint32_t below = __shfl_up_sync(~0u, cluster, 1);
-      const bool begins = cluster != (lane_ == 0 ? last : below);
-      const uint32_t all = __ballot_sync(~0u, begins);
-      if (clusters + __popc(all) > kTableClusters) break;
-      const int number = clusters + __popc(all << (31 - lane_)) - 1;
-      if (begins) s_.in.clusters[warp_][number] = cluster;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (at != begin + 32 * i || at >= end || clusters + __popc(all[i]) > kTableClusters) continue;
+      const int number = clusters + __popc(all[i] << (31 - lane_)) - 1;
+      if ((all[i] >> lane_ & 1) != 0) s_.in.clusters[warp_][number] = own[i];
       keys()[at + lane_].cluster = static_cast<uint32_t>(number);
-      clusters += __popc(all);
-      last = __shfl_sync(~0u, cluster, 31);
+      clusters += __popc(all[i]);
+      at += 32;
     }
     __syncwarp();
     return min(at, end);
@@ -200,45 +204,44 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
   }
 
   // x: the logits of a tile's keys.
-  __device__ __forceinline__ void multiply_keys(int tile, const Loaded& loaded,
-                                                const float (&scales)[kParts], Weights& x) const {
-    int sums[2][kParts][2];
-    multiply_codes(s_.in.query_codes, loaded.keys, lane_, sums);
+  __device__ __forceinline__ void multiply_keys(const TileKeys& own, const Codes& codes,
+                                                const float (&scales)[kParts],
+                                                TileWeights& x) const {
+    int sums[kTile / 8][kParts][2];
+    multiply_codes(s_.in.query_codes, codes, lane_, sums);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const CodedKey& own = key(tile, i);
-      const float* means = s_.in.logits[warp_][own.cluster] + lane_ / 4;
+    for (int i = 0; i < kLaneKeys; ++i) {
+      const float* means = s_.in.logits[warp_][own[i].cluster] + lane_ / 4;
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
         const auto sum = static_cast<float>(sums[i / 2][p][i % 2]);
-        x[p][i] = fmaf(own.key_scale * scales[p], sum, means[8 * p]);
+        x[p][i] = fmaf(own[i].key_scale * scales[p], sum, means[8 * p]);
       }
     }
   }
 
-  // The next tile's keys and values are on their way while this one's are worked on. They are asked
-  // for at one place: the compiler has one scoreboard for both, so that a wait is for all of them.
-  __device__ void attend_stretch(const Bases& from, int begin, int end, Loaded& loaded,
+  // `codes`: of the first tile's keys. The next tile's and this one's values are on their way while
+  // keys are weighed. They are asked for at one place: the compiler has one scoreboard for both, so
+  // that a wait is for all of them.
+  __device__ void attend_stretch(const Bases& from, int begin, int end, Codes& codes,
                                  State& state) {
     float scales[kParts];
 #pragma unroll
     for (int p = 0; p < kParts; ++p) scales[p] = s_.in.query_codes.scales[lane_ / 4 + 8 * p];
 #pragma unroll 1
-    for (int tile = begin; tile < end; tile += kTileKeys) {
-      const int next = tile + kTileKeys;
-      Weights x;
-      multiply_keys(tile, loaded, scales, x);
-      const Codes values = loaded.values;
-      if (next < end) {
-        load_keys(from, next, loaded);
-        if (kAhead) load_values(from, next, loaded);
-      }
-      this->softmax(x, end - tile, state, [&](const float(&factor)[kParts]) { rescale(factor); });
-      add_to_clusters(tile, x);
+    for (int tile = begin; tile < end; tile += kTile) {
+      const int next = tile + kTile;
+      TileKeys own;
 #pragma unroll
-      for (int i = 0; i < 4 * kParts; ++i) x[i / 4][i % 4] *= key(tile, i % 4).value_scale;
-      add_codes(x, values, state);
-      if (!kAhead && next < end) load_values(from, next, loaded);
+      for (int i = 0; i < kLaneKeys; ++i) own[i] = keys()[this->key_of(tile, i)];
+      TileWeights x;
+      multiply_keys(own, codes, scales, x);
+      ValueCodes values;
+      load_values(from, tile, values);
+      if (next < end) load_keys(from, next, codes);
+      this->softmax(x, end - tile, state, [&](const float(&factor)[kParts]) { rescale(factor); });
+      add_to_clusters(tile, own, x);
+      add_codes(own, x, values, state);
     }
   }
 
@@ -257,21 +260,28 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
 
   // Adds a tile's weights to the sums of its clusters: products with a matrix that has a one where
   // a key is in a cluster, of 8 clusters at a time.
-  __device__ __forceinline__ void add_to_clusters(int tile, const Weights& weights) {
+  __device__ __forceinline__ void add_to_clusters(int tile, const TileKeys& own,
+                                                  const TileWeights& weights) {
     constexpr uint32_t kOne = 0x3F80;
-    uint32_t a[kParts][4];
-    this->template split_weights<Bf16>(weights, a);
-    const uint32_t last = keys()[tile + kTileKeys - 1].cluster;
+    uint32_t a[kTile / 16][kParts][4];
+#pragma unroll
+    for (int k = 0; k < kTile / 16; ++k) {
+      this->template split_weights<Bf16>(weights, a[k], 4 * k);
+    }
+    const uint32_t last = keys()[tile + kTile - 1].cluster;
 #pragma unroll 1
     for (uint32_t first = keys()[tile].cluster; first <= last; first += 8) {
       const auto ones = [&](int i) {
         const uint32_t column = first + lane_ / 4;
-        return (key(tile, i).cluster == column ? kOne : 0) |
-               (key(tile, i + 1).cluster == column ? kOne << 16 : 0);
+        return (own[i].cluster == column ? kOne : 0) |
+               (own[i + 1].cluster == column ? kOne << 16 : 0);
       };
       float d[4] = {};
 #pragma unroll
-      for (int p = 0; p < kParts; ++p) Bf16::mma(d, a[p], ones(0), ones(2));
+      for (int k = 0; k < kTile / 16; ++k) {
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) Bf16::mma(d, a[k][p], ones(4 * k), ones(4 * k + 2));
+      }
 #pragma unroll
       for (int i = 0; i < 2 * kParts; ++i) {
         const uint32_t cluster = first + 2 * (lane_ % 4) + i % 2;
@@ -282,25 +292,53 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, kOwn> {
     __syncwarp();
   }
 
-  __device__ __forceinline__ void add_codes(const Weights& weights, const Codes& values,
-                                            State& state) {
-    uint32_t a[kParts][4];
-    this->template split_weights<Bf16>(weights, a);
+  // Adds codes times weights, which are in fixed point: a row's of a tile have one scale.
+  __device__ __forceinline__ void add_codes(const TileKeys& own, TileWeights& x,
+                                            const ValueCodes& values, State& state) {
+    uint32_t a[kParts][4] = {};
+    float scales[kParts];
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
+    for (int p = 0; p < kParts; ++p) {
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        // Pairs of keys of two dimensions, from four dimensions of one key.
-        const auto word = [&](int i) { return (&values.words[i][h].x)[w / 2]; };
-        const uint32_t selector = w % 2 == 0 ? 0x5140 : 0x7362;
-        const uint32_t upper = __byte_perm(word(0), word(1), selector);
-        const uint32_t lower = __byte_perm(word(2), word(3), selector);
-        const uint32_t b[2][2] = {{bf16_of_bytes<0>(upper), bf16_of_bytes<0>(lower)},
-                                  {bf16_of_bytes<1>(upper), bf16_of_bytes<1>(lower)}};
+      for (int i = 0; i < kLaneKeys; ++i) x[p][i] *= own[i].value_scale;
+      const float most = this->most_of(x[p]);
+      const float inverse = most > 0 ? __fdividef(kMostFixed, most) : 0;
+      scales[p] = most / kMostFixed;
 #pragma unroll
-        for (int p = 0; p < kParts; ++p) {
-          Bf16::mma(state.out[8 * h + 2 * w], a[p], b[0][0], b[0][1]);
-          Bf16::mma(state.out[8 * h + 2 * w + 1], a[p], b[1][0], b[1][1]);
+      for (int k = 0; k < kTile / 16; ++k) {
+        int numbers[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) numbers[i] = __float2int_rn(x[p][4 * k + i] * inverse);
+        uint32_t& low = kParts == 1 ? a[0][2 * k + 1] : a[kParts - 1][2 * k + p];
+        split_fixed(numbers, a[0][2 * k + p], low);
+      }
+    }
+#pragma unroll
+    for (int dims = 0; dims < 2 * kHalves; ++dims) {  // four of a lane's
+      uint32_t b[4][2] = {};
+#pragma unroll
+      for (int k = 0; k < kTile / 16; ++k) {
+        const auto word = [&](int i) { return (&values.words[4 * k + i][dims / 2].x)[dims % 2]; };
+        // Four keys of a dimension, from four dimensions of a key.
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          const uint32_t selector = pair == 0 ? 0x5140 : 0x7362;
+          const uint32_t upper = __byte_perm(word(0), word(1), selector);
+          const uint32_t lower = __byte_perm(word(2), word(3), selector);
+          b[2 * pair][k] = __byte_perm(upper, lower, 0x5410);
+          b[2 * pair + 1][k] = __byte_perm(upper, lower, 0x7632);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        int d[kParts][4] = {};
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) ptx::mma_m16n8k32_s8(d[p], a[p], b[j][0], b[j][1]);
+#pragma unroll
+        for (int i = 0; i < 2 * kParts; ++i) {
+          const int sum = product_of<kRows>(d[0], d[kParts - 1], i / 2, i % 2);
+          float& out = state.out[4 * dims + j][i];
+          out = fmaf(static_cast<float>(sum), scales[i / 2], out);
         }
       }
     }

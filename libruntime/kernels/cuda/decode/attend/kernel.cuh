@@ -15,7 +15,7 @@ namespace sqz::cuda {
 
 template <class Element, int kDim, int kRows, bool kCoded, bool kOwn>
 using AttendRows = std::conditional_t<kCoded, AttendCodes<Element, kDim, kRows, kOwn>,
-                                      AttendTile<Element, kDim, kRows, kOwn>>;
+                                      AttendTile<Element, kDim, kRows, false, kOwn>>;
 
 // kRows: query rows that a pair has at most. kCoded: keys and values are rows of 8 bits. kOwn: the
 // requests have layers of their own.

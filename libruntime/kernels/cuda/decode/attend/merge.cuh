@@ -10,7 +10,7 @@
 
 namespace sqz::cuda {
 
-template <int kDim, int kRows, bool kOwn>
+template <int kDim, int kRows, bool kCoded, bool kOwn>
 class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
  protected:
   using Base = AttendWorkSplit<kDim, kRows, kOwn>;
@@ -30,11 +30,23 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
   // The part of a result d[j] of an mma. Up to 8 rows are added up from two of its rows.
   __device__ static constexpr int part_of(int j) { return j / 2 % kParts; }
 
+  // A lane's numbers of a tile: those of an mma, or, beside products of bytes, a number a result.
+  static constexpr int kOut = kCoded ? 2 * kParts : 4;
+
   // A lane of the warp has query rows lane / 4 + 8 part.
   struct State {
     float maximum[kParts], sum[kParts];  // sum over this lane's keys
-    float out[kTilesOut][4];             // tile 8 h + j, column n: dimension 64 h + 8 n + j
+    float out[kTilesOut][kOut];          // tile 8 h + j, column n: dimension 64 h + 8 n + j
   };
+
+  // Of numbers as in State, the one of row lane / 4 + 8 part and column 2 (lane % 4) + i.
+  __device__ static float result_of(const float (&out)[kOut], int part, int i) {
+    if constexpr (kOut == 2) {
+      return out[i];
+    } else {
+      return product_of<kRows>(out, part, i);
+    }
+  }
 
   __device__ void finish_segment(const Segment& segment, State& state) {
     merge_sums(state);
@@ -71,9 +83,9 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
     // A value beyond float32 makes the sum NaN.
     float zeros[4] = {};
 #pragma unroll
-    for (int i = 0; i < 4 * kTilesOut; ++i) zeros[i % 4] += 0 * state.out[i / 4][i % 4];
+    for (int i = 0; i < kOut * kTilesOut; ++i) zeros[i % kOut] += 0 * state.out[i / kOut][i % kOut];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) state.sum[part_of(i)] += zeros[i];
+    for (int i = 0; i < kOut; ++i) state.sum[part_of(i)] += zeros[i];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -107,9 +119,7 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int dim = 64 * (i / 8) + 8 * (2 * (lane_ % 4) + j) + i % 8;
-        const auto value = [&](int tile) {
-          return product_of<kRows>(state.out[tile], part, j) * factor;
-        };
+        const auto value = [&](int tile) { return result_of(state.out[tile], part, j) * factor; };
         if (row < rows_of(part) && dim < kDim) {
           quad(warp_, row, dim / 4) =
               make_float4(value(i), value(i + 1), value(i + 2), value(i + 3));

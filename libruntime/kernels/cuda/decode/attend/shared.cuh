@@ -11,7 +11,7 @@ inline constexpr int kAttendWarps = kAttendThreads / 32;
 inline constexpr int kListKeys = 4096;  // of a segment, located at once
 // The same of rows of 8 bits, and clusters of a warp's that are worked on at once.
 constexpr int coded_keys(int rows) {
-  return rows > 8 ? 512 : 1024;
+  return rows > 8 ? 768 : 1536;
 }
 inline constexpr int kTableClusters = 32;
 inline constexpr int kTileKeys = 16;        // of a warp, at once

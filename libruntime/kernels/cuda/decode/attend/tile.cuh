@@ -7,11 +7,11 @@
 
 namespace sqz::cuda {
 
-template <class Element, int kDim, int kRows, bool kOwn>
-class AttendTile : protected AttendMerge<kDim, kRows, kOwn> {
+template <class Element, int kDim, int kRows, bool kCoded, bool kOwn>
+class AttendTile : protected AttendMerge<kDim, kRows, kCoded, kOwn> {
  protected:
-  using Base = AttendMerge<kDim, kRows, kOwn>;
-  using Base::Base, Base::kHalves, Base::kParts, Base::kTilesOut;
+  using Base = AttendMerge<kDim, kRows, kCoded, kOwn>;
+  using Base::Base, Base::kHalves, Base::kOut, Base::kParts, Base::kTilesOut;
   using Base::lane_, Base::p_, Base::s_;
   using typename Base::State;
   static constexpr int64_t kRowBytes = kDim * 2;
@@ -38,20 +38,18 @@ class AttendTile : protected AttendMerge<kDim, kRows, kOwn> {
     return kDim % 64 == 0 || 64 * h + 8 * (lane_ / 4) < kDim;
   }
 
-  // Turns the logits x of a tile, which has `left` keys, into weights. rescale(factor of each part)
-  // scales whatever else is relative to the maximum.
-  template <class Rescale>
-  __device__ __forceinline__ void softmax(Weights& x, int64_t left, State& state,
+  // Turns the logits x of a tile of 4 kCount keys, of which `left` are left, into weights.
+  // rescale(factor of each part) scales whatever else is relative to the maximum.
+  template <int kCount, class Rescale>
+  __device__ __forceinline__ void softmax(float (&x)[kParts][kCount], int64_t left, State& state,
                                           const Rescale& rescale) {
     float top[kParts];
     bool moves = false;
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[p][i] = key_of(0, i) < left ? sound(x[p][i]) : -INFINITY;
-      top[p] = fmaxf(fmaxf(x[p][0], x[p][1]), fmaxf(x[p][2], x[p][3]));
-      top[p] = fmaxf(top[p], __shfl_xor_sync(~0u, top[p], 1));
-      top[p] = fmaxf(top[p], __shfl_xor_sync(~0u, top[p], 2));
+      for (int i = 0; i < kCount; ++i) x[p][i] = key_of(0, i) < left ? sound(x[p][i]) : -INFINITY;
+      top[p] = most_of(x[p]);
       moves = moves || top[p] > state.maximum[p];
     }
     if (__any_sync(~0u, moves)) {
@@ -66,31 +64,54 @@ class AttendTile : protected AttendMerge<kDim, kRows, kOwn> {
 #pragma unroll
       for (int i = 0; i < kTilesOut; ++i) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) state.out[i][j] *= factor[Base::part_of(j)];
+        for (int j = 0; j < kOut; ++j) state.out[i][j] *= factor[Base::part_of(j)];
       }
       rescale(factor);
     }
 #pragma unroll
-    for (int i = 0; i < 4 * kParts; ++i) {
-      float& weight = x[i / 4][i % 4];
-      weight = ptx::ex2_approx(weight - state.maximum[i / 4]);
-      state.sum[i / 4] += weight;
+    for (int i = 0; i < kCount * kParts; ++i) {
+      float& weight = x[i / kCount][i % kCount];
+      weight = ptx::ex2_approx(weight - state.maximum[i / kCount]);
+      state.sum[i / kCount] += weight;
     }
   }
+  // The most of a row's numbers, which four lanes have.
+  template <int kCount>
+  __device__ __forceinline__ static float most_of(const float (&x)[kCount]) {
+    float most = x[0];
+#pragma unroll
+    for (int i = 1; i < kCount; ++i) most = fmaxf(most, x[i]);
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+  }
 
-  // Weights as the A side of products, as queries are: rounded, and the rest.
-  template <class Type>
-  __device__ __forceinline__ static void split_weights(const Weights& x, uint32_t (&a)[kParts][4]) {
+  // Weights of 16 keys as the A side of products, as queries are: rounded, and the rest.
+  template <class Type, int kCount>
+  __device__ __forceinline__ static void split_weights(const float (&x)[kParts][kCount],
+                                                       uint32_t (&a)[kParts][4], int first = 0) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
         uint32_t& rest = kParts == 1 ? a[0][2 * i + 1] : a[kParts - 1][2 * i + p];
-        split<Type>(x[p][2 * i], x[p][2 * i + 1], a[0][2 * i + p], rest);
+        const float* pair = &x[p][first + 2 * i];
+        split<Type>(pair[0], pair[1], a[0][2 * i + p], rest);
       }
     }
   }
 
+  // out += a b
+  __device__ __forceinline__ static void multiply(const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                                  float (&out)[kOut]) {
+    if constexpr (kOut == 4) {
+      Element::mma(out, a, b[0], b[1]);
+    } else {
+      float d[4] = {};
+      Element::mma(d, a, b[0], b[1]);
+#pragma unroll
+      for (int i = 0; i < kOut; ++i) out[i] += product_of<kRows>(d, 0, i);
+    }
+  }
   __device__ __forceinline__ void add_values(const Weights& x, const Values& values, State& state) {
     uint32_t weights[kParts][4];
     split_weights<Element>(x, weights);
@@ -105,8 +126,8 @@ class AttendTile : protected AttendMerge<kDim, kRows, kOwn> {
             {__byte_perm(word(0), word(1), 0x7632), __byte_perm(word(2), word(3), 0x7632)}};
 #pragma unroll
         for (int p = 0; p < kParts; ++p) {
-          Element::mma(state.out[8 * h + 2 * w], weights[p], b[0][0], b[0][1]);
-          Element::mma(state.out[8 * h + 2 * w + 1], weights[p], b[1][0], b[1][1]);
+          multiply(weights[p], b[0], state.out[8 * h + 2 * w]);
+          multiply(weights[p], b[1], state.out[8 * h + 2 * w + 1]);
         }
       }
     }
