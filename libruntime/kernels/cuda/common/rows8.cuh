@@ -92,7 +92,7 @@ struct QueryCodes {
   float scales[kRows];
 };
 
-inline constexpr float kMostFixed = 127 * 256;  // of a row in fixed point
+inline constexpr float kMostFixed = 127 * 256;  // the largest number of a row in fixed point
 
 // Four numbers of at most 127 * 256 as the upper and the lower bytes of a fixed-point row.
 __device__ __forceinline__ void split_fixed(const int (&numbers)[4], uint32_t& high,
@@ -149,7 +149,7 @@ __device__ __forceinline__ void make_query_codes(QueryCodes<kDim, kRows>& to, in
 }
 
 // A lane has query row lane / 4 + 8 part of a tile against row 2 (lane % 4) + i. `high`, `low`: the
-// products of upper and lower bytes, or of both if they are one.
+// products of upper and of lower bytes, for 8 rows the same one.
 template <int kRows>
 __device__ __forceinline__ int product_of(const int (&high)[4], const int (&low)[4], int part,
                                           int i) {

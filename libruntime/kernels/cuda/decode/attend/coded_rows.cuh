@@ -99,7 +99,8 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
 
  private:
   static constexpr int kRange = 32;  // a warp has so many keys of a list, or a multiple
-  // Keys of a tile: a product of bytes adds up 32, if a lane has registers for them.
+  // Keys of a tile. A product of bytes adds up 32; half of them are zeros where a lane has too few
+  // registers.
   static constexpr int kTile = kDim * kParts <= 128 ? 32 : 16;
   static constexpr int kLaneKeys = kTile / 4;    // a lane's of a tile, as key_of() numbers them
   using TileWeights = float[kParts][kLaneKeys];  // as Weights, of more keys
@@ -149,9 +150,9 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
   // Numbers the clusters of keys [begin, end) of the list by their places in the warp's table.
   // Returns where the stretch ends: at `end`, or with 32 keys behind which they no longer fit.
   __device__ int number_clusters(int begin, int end, int& clusters) {
-    constexpr int kSteps = coded_keys(kRows) / (kAttendWarps * 32);  // of a range
+    constexpr int kSteps = coded_keys(kRows) / (kAttendWarps * 32);  // of the largest range
     static_assert(kTableClusters >= 32 && kRange % 32 == 0);
-    uint32_t own[kSteps], all[kSteps];  // all: of which keys a cluster begins
+    uint32_t own[kSteps], all[kSteps];  // all: a bit for each key that begins a cluster
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const int at = begin + 32 * i + lane_;
@@ -295,6 +296,7 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
   // Adds codes times weights, which are in fixed point: a row's of a tile have one scale.
   __device__ __forceinline__ void add_codes(const TileKeys& own, TileWeights& x,
                                             const ValueCodes& values, State& state) {
+    constexpr float kLeastWeight = 1e-34f;  // of a tile: its inverse is finite
     uint32_t a[kParts][4] = {};
     float scales[kParts];
 #pragma unroll
@@ -302,7 +304,7 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
 #pragma unroll
       for (int i = 0; i < kLaneKeys; ++i) x[p][i] *= own[i].value_scale;
       const float most = this->most_of(x[p]);
-      const float inverse = most > 0 ? __fdividef(kMostFixed, most) : 0;
+      const float inverse = most > kLeastWeight ? __fdividef(kMostFixed, most) : 0;
       scales[p] = most / kMostFixed;
 #pragma unroll
       for (int k = 0; k < kTile / 16; ++k) {
@@ -314,7 +316,7 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
       }
     }
 #pragma unroll
-    for (int dims = 0; dims < 2 * kHalves; ++dims) {  // four of a lane's
+    for (int dims = 0; dims < 2 * kHalves; ++dims) {  // four of the lane's dimensions
       uint32_t b[4][2] = {};
 #pragma unroll
       for (int k = 0; k < kTile / 16; ++k) {

@@ -30,7 +30,7 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
   // The part of a result d[j] of an mma. Up to 8 rows are added up from two of its rows.
   __device__ static constexpr int part_of(int j) { return j / 2 % kParts; }
 
-  // A lane's numbers of a tile: those of an mma, or, beside products of bytes, a number a result.
+  // A lane's numbers of a tile: those of an mma, or, for rows of 8 bits, its results.
   static constexpr int kOut = kCoded ? 2 * kParts : 4;
 
   // A lane of the warp has query rows lane / 4 + 8 part.

@@ -1,5 +1,5 @@
-// A warp weighs a tile of 16 keys, and multiplies weights with values of 16 bits. Rows of 16 bits
-// and of 8 bits share this.
+// A warp weighs a tile of 16 or 32 keys, and multiplies weights with values of 16 bits. Rows of 16
+// bits and of 8 bits share this.
 #pragma once
 
 #include "libruntime/kernels/cuda/decode/attend/merge.cuh"
@@ -75,7 +75,7 @@ class AttendTile : protected AttendMerge<kDim, kRows, kCoded, kOwn> {
       state.sum[i / kCount] += weight;
     }
   }
-  // The most of a row's numbers, which four lanes have.
+  // The largest of a row's numbers, which four lanes have.
   template <int kCount>
   __device__ __forceinline__ static float most_of(const float (&x)[kCount]) {
     float most = x[0];

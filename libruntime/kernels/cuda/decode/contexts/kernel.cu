@@ -22,7 +22,7 @@ class PrepareRow {
     ptx::griddepcontrol_wait();
     ptx::griddepcontrol_launch_dependents();
     own_ = p_.contexts[given_];
-    // One thread reads the slot, which may be filled meanwhile; find_place() meets.
+    // One thread reads the slot, which may be filled meanwhile; take_layer() begins with a barrier.
     if (thread_ == 0) s_.named = layer_named(p_, own_);
     fetch_queries();
     const int place = p_.in_order ? find_place() : given_;

@@ -73,7 +73,7 @@ class Lookup : private Choice {
     bool waited = false;
 #pragma unroll 1
     do {
-      // Nothing of this depends on the launch before this one.
+      // This reads indexes alone, which no kernel writes.
       if (!kOwn || layer_.levels > 0) {
         if (kBudget) {
           wanted = __ldg(layer_.wanted + head_);
@@ -137,7 +137,7 @@ class Lookup : private Choice {
     if constexpr (kOwn) return reinterpret_cast<Shared*>(memory)->layer;
     return params;
   }
-  // The layer that the pair's request names, as far as it is in the table.
+  // The layer that the pair's request names. An empty slot has no levels.
   __device__ void find_own_layer() {
     // One thread reads the slot, which may be filled meanwhile.
     if (thread_ == 0) {
@@ -158,12 +158,15 @@ class Lookup : private Choice {
   __device__ bool looks_up() const {
     if (own_layer().lookup.levels > 0) return true;
     if (rank_ == 0 && thread_ == 0) list_whole(own_layer(), p_.lists, pair_, head_);
+    ptx::cp_async_wait_group<0>();  // nothing is under way when the block ends
     return false;
   }
-  // What the request leaves out. False: its slot was filled anew since find_own_layer().
+  // Takes over how many exact keys the request reads. False: its slot was filled anew since
+  // find_own_layer(), and the new layer is there to begin with.
   __device__ bool take_own_layer() {
     const LookupLayer& own = own_layer().lookup;
     const bool same = s_.layer.levels > 0 && own.counters == s_.layer.counters;
+    if (!same) ptx::cp_async_wait_group<0>();  // else the old layer's spans may come last
     __syncthreads();
     if (!same) {
       copy_layer(own, s_.layer);
@@ -416,9 +419,9 @@ class Lookup : private Choice {
 
   // ---- What attention will read.
 
-  // Teams of contexts with more clusters alive end later. Until then memory fetches a part of what
-  // the others have chosen into the L2: each n-th cluster, of all pairs kFetchedBytes. Attention to
-  // rows of 8 bits gains nothing by that.
+  // Teams with fewer clusters end earlier. Meanwhile a part of what they chose is fetched into the
+  // L2: each n-th cluster, so that all pairs ask for about kFetchedBytes. Attention to rows of 8
+  // bits gains nothing by that.
   __device__ void fetch_rows(const ChosenBits& chosen, uint32_t keys) const {
     constexpr int64_t kRowBytes = kDim * 2, kFetchedBytes = 16 << 20;
     const AttendLayer& layer = p_.own[pair_ / p_.kv_heads].keys;

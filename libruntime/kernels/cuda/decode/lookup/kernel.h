@@ -50,8 +50,8 @@ struct LookupParams : LookupLayer {
   Device device;
   LookupRule rule = LookupRule::kThreshold;
   // In device memory, [requests]: each request's own layer, in place of that of the parameters.
-  // The launch before this one makes them of what `named` says in the same order. It has waited for
-  // everything in front of it.
+  // The kernel that makes them of `named`, in the same order, has waited for everything before it.
+  // All its blocks have passed that wait when a lookup begins.
   const ContextLayer* own = nullptr;
   NamedContexts named;
 
