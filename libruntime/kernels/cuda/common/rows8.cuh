@@ -95,13 +95,11 @@ struct QueryCodes {
 inline constexpr float kMostFixed = 127 * 256;  // the largest number of a row in fixed point
 
 // Four numbers of at most 127 * 256 as the upper and the lower bytes of a fixed-point row.
-__device__ __forceinline__ void split_fixed(const int (&numbers)[4], uint32_t& high,
-                                            uint32_t& low) {
+__device__ __forceinline__ void split_fixed(const int (&x)[4], uint32_t& high, uint32_t& low) {
   const auto bytes_of = [](int a, int b, int c, int d, uint32_t byte) {
     const uint32_t pair = byte | (byte + 4) << 4;
     return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), 0x5410);
   };
-  const auto& x = numbers;
   low = bytes_of(x[0], x[1], x[2], x[3], 0);
   high = bytes_of(x[0] + 128, x[1] + 128, x[2] + 128, x[3] + 128, 1);
 }

@@ -1,4 +1,4 @@
-// Which contexts the rows of a call are of, in device memory. A row is a request with one of its
+// The rows of a call name their contexts in device memory. A row is a request with one of its
 // contexts.
 #pragma once
 

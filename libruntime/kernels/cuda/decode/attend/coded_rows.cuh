@@ -311,8 +311,7 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
         int numbers[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) numbers[i] = __float2int_rn(x[p][4 * k + i] * inverse);
-        uint32_t& low = kParts == 1 ? a[0][2 * k + 1] : a[kParts - 1][2 * k + p];
-        split_fixed(numbers, a[0][2 * k + p], low);
+        split_fixed(numbers, a[0][2 * k + p], this->rest_of(a, k, p));
       }
     }
 #pragma unroll

@@ -39,7 +39,7 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
     float out[kTilesOut][kOut];          // tile 8 h + j, column n: dimension 64 h + 8 n + j
   };
 
-  // Of numbers as in State, the one of row lane / 4 + 8 part and column 2 (lane % 4) + i.
+  // Returns the result of row lane / 4 + 8 part and column 2 (lane % 4) + i of a tile in State.
   __device__ static float result_of(const float (&out)[kOut], int part, int i) {
     if constexpr (kOut == 2) {
       return out[i];

@@ -38,7 +38,7 @@ class AttendTile : protected AttendMerge<kDim, kRows, kCoded, kOwn> {
     return kDim % 64 == 0 || 64 * h + 8 * (lane_ / 4) < kDim;
   }
 
-  // Turns the logits x of a tile of 4 kCount keys, of which `left` are left, into weights.
+  // Turns the logits x of a tile of 4 kCount keys, the first `left` of which count, into weights.
   // rescale(factor of each part) scales whatever else is relative to the maximum.
   template <int kCount, class Rescale>
   __device__ __forceinline__ void softmax(float (&x)[kParts][kCount], int64_t left, State& state,
@@ -85,7 +85,11 @@ class AttendTile : protected AttendMerge<kDim, kRows, kCoded, kOwn> {
     return fmaxf(most, __shfl_xor_sync(~0u, most, 2));
   }
 
-  // Weights of 16 keys as the A side of products, as queries are: rounded, and the rest.
+  // On the A side of products, as of queries, this word has what a[0][2 i + p] lost by rounding.
+  __device__ __forceinline__ static uint32_t& rest_of(uint32_t (&a)[kParts][4], int i, int p) {
+    return kParts == 1 ? a[0][2 * i + 1] : a[kParts - 1][2 * i + p];
+  }
+  // Weights of 16 keys as the A side of products.
   template <class Type, int kCount>
   __device__ __forceinline__ static void split_weights(const float (&x)[kParts][kCount],
                                                        uint32_t (&a)[kParts][4], int first = 0) {
@@ -93,9 +97,8 @@ class AttendTile : protected AttendMerge<kDim, kRows, kCoded, kOwn> {
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
-        uint32_t& rest = kParts == 1 ? a[0][2 * i + 1] : a[kParts - 1][2 * i + p];
         const float* pair = &x[p][first + 2 * i];
-        split<Type>(pair[0], pair[1], a[0][2 * i + p], rest);
+        split<Type>(pair[0], pair[1], a[0][2 * i + p], rest_of(a, i, p));
       }
     }
   }

@@ -70,6 +70,7 @@ class Lookup : private Choice {
     if (kOwn) find_own_layer();
     Step steps[kSteps];
     uint32_t wanted = 0;
+    // This runs again if a slot was filled anew meanwhile. Two calls would be two copies of it.
     bool waited = false;
 #pragma unroll 1
     do {
@@ -424,7 +425,7 @@ class Lookup : private Choice {
   // bits gains nothing by that.
   __device__ void fetch_rows(const ChosenBits& chosen, uint32_t keys) const {
     constexpr int64_t kRowBytes = kDim * 2, kFetchedBytes = 16 << 20;
-    const AttendLayer& layer = p_.own[pair_ / p_.kv_heads].keys;
+    const AttendLayer& layer = own_layer().keys;
     if (layer.coded.keys.bits > 0) return;
     const int64_t all = 2 * kRowBytes * keys * (gridDim.x / team_);
     const auto n = static_cast<uint32_t>(all / kFetchedBytes + 1);
