@@ -60,17 +60,18 @@ struct RowPart8 {
   static constexpr int kWhole = kDim / 64;
   uint32_t words[kDim / 16];
 
-  __device__ __forceinline__ void load(const char* row, int lane) {
+  // `from`: byte 16 (lane % 4) of the row.
+  __device__ __forceinline__ void load(const char* from, int lane) {
 #pragma unroll
     for (int c = 0; c < kWhole; ++c) {
-      const uint4 part = load_stream(row + 64 * c + 16 * (lane % 4));
+      const uint4 part = load_stream(from + 64 * c);
       words[4 * c] = part.x;
       words[4 * c + 1] = part.y;
       words[4 * c + 2] = part.z;
       words[4 * c + 3] = part.w;
     }
     if constexpr (kDim % 64 != 0) {
-      const uint2 part = __ldg(reinterpret_cast<const uint2*>(row + 64 * kWhole + 8 * (lane % 4)));
+      const uint2 part = __ldg(reinterpret_cast<const uint2*>(from + 64 * kWhole - 8 * (lane % 4)));
       words[4 * kWhole] = part.x;
       words[4 * kWhole + 1] = part.y;
     }

@@ -1,4 +1,4 @@
-// The number of a thread in its warp, and numbers that all threads of a warp have.
+// The number of a thread in its warp, numbers that all threads of a warp have, and pointers.
 #pragma once
 
 namespace sqz::cuda::ptx {
@@ -15,6 +15,13 @@ __device__ __forceinline__ int lane() {
 // addresses and descriptors, in registers of the warp instead of each lane's.
 __device__ __forceinline__ int uniform(int number) {
   return __shfl_sync(~0u, number, 0);
+}
+
+// A pointer that the compiler keeps, where it would add up its parts anew at each use.
+template <class T>
+__device__ __forceinline__ T* kept(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
 }
 
 }  // namespace sqz::cuda::ptx

@@ -105,14 +105,14 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
   static constexpr int kLaneKeys = kTile / 4;    // a lane's of a tile, as key_of() numbers them
   using TileWeights = float[kParts][kLaneKeys];  // as Weights, of more keys
   using Codes = RowPart8<kDim>[kTile / 8];
-  // A lane's 8 dimensions of each of its keys, as in Values.
+  // A lane's dimensions of each of its keys, as in Values.
   struct ValueCodes {
     uint2 words[kLaneKeys][kHalves];
   };
   using TileKeys = CodedKey[kLaneKeys];
 
-  // The rows of a head. A lane has a quarter of keys lane / 4, lane / 4 + 8, … of a tile, and 8
-  // dimensions of the values of key_of(), from which its pointers to values count.
+  // The rows of a head. A lane has a quarter of keys lane / 4, lane / 4 + 8, … of a tile, and
+  // dimensions of the values of key_of(): its pointers to codes count from these.
   struct Bases {
     const char *keys, *mean_keys, *values, *mean_values;
   };
@@ -122,9 +122,10 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
       return static_cast<const char*>(rows) + row * bytes;
     };
     const int64_t slot = head * layer.slots, cluster = int64_t{head} * layer.coded.count;
-    return {at(layer.coded.keys.codes, slot, kDim), at(layer.coded.mean_keys, cluster, kRowBytes),
-            at(layer.coded.values.codes, slot, kDim) + 8 * (lane_ / 4),
-            at(layer.coded.mean_values, cluster, kRowBytes) + 16 * (lane_ / 4)};
+    const char* values = at(layer.coded.values.codes, slot, kDim) + this->first_dim(0, lane_ / 4);
+    return {ptx::kept(at(layer.coded.keys.codes, slot, kDim) + 16 * (lane_ % 4)),
+            at(layer.coded.mean_keys, cluster, kRowBytes), ptx::kept(values),
+            at(layer.coded.mean_values, cluster, kRowBytes)};
   }
   __device__ CodedKey* keys() const {
     return s_.in.coded[list_];
@@ -142,7 +143,14 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
       const char* row = from.values + uint64_t{keys()[this->key_of(tile, i)].slot} * kDim;
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        to.words[i][h] = this->has_dims(h) ? load_stream_8(row + 64 * h) : make_uint2(0, 0);
+        if constexpr (Base::kPairs) {
+          if (h % 2 != 0) continue;
+          const uint4 both = this->has_dims(h) ? load_stream(row + 64 * h) : make_uint4(0, 0, 0, 0);
+          to.words[i][h] = make_uint2(both.x, both.y);
+          to.words[i][h + 1] = make_uint2(both.z, both.w);
+        } else {
+          to.words[i][h] = this->has_dims(h) ? load_stream_8(row + 64 * h) : make_uint2(0, 0);
+        }
       }
     }
   }
@@ -305,7 +313,7 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
       for (int i = 0; i < kLaneKeys; ++i) x[p][i] *= own[i].value_scale;
       const float most = this->most_of(x[p]);
       const float inverse = most > kLeastWeight ? __fdividef(kMostFixed, most) : 0;
-      scales[p] = most / kMostFixed;
+      scales[p] = most * (1 / kMostFixed);
 #pragma unroll
       for (int k = 0; k < kTile / 16; ++k) {
         int numbers[4];
@@ -358,7 +366,8 @@ class AttendCodes : protected AttendTile<Element, kDim, kRows, true, kOwn> {
         const char* row = from.mean_values + uint64_t{cluster} * kRowBytes;
 #pragma unroll
         for (int h = 0; h < kHalves; ++h) {
-          means.words[i][h] = this->has_dims(h) ? load_kept(row + 128 * h) : make_uint4(0, 0, 0, 0);
+          const char* dims = row + 2 * this->first_dim(h, lane_ / 4);
+          means.words[i][h] = this->has_dims(h) ? load_kept(dims) : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int p = 0; p < kParts; ++p) {

@@ -43,10 +43,11 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
     if (!by_pairs) {
       pair = this->split_evenly(at, end);
       more = at < end;
+      if (kOwn) this->write_others();
     }
 #pragma unroll 1
     while (more) {
-      if (!by_pairs) at = this->segment_of(pair++, at, end, segment);
+      if (!by_pairs) at = this->segment_of(pair, at, end, segment);
       attend_segment(segment);
       more = !by_pairs && at < end;
     }
@@ -277,11 +278,11 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
                                               Values& values) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const char* row = row_at(rows, this->key_of(tile, i), count) + 16 * (lane_ / 4);
+      const char* row = row_at(rows, this->key_of(tile, i), count);
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        values.words[i][h] =
-            this->has_dims(h) ? load_stream(row + 128 * h) : make_uint4(0, 0, 0, 0);
+        const char* dims = row + 2 * this->first_dim(h, lane_ / 4);
+        values.words[i][h] = this->has_dims(h) ? load_stream(dims) : make_uint4(0, 0, 0, 0);
       }
     }
   }

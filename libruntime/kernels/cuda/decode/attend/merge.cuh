@@ -25,6 +25,12 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
 
   static constexpr int kHalves = (kDim + 63) / 64;  // of a value row: 64 dimensions each
   static constexpr int kTilesOut = kHalves * 8;     // of 8 dimensions
+  // Column n has eight dimensions of half h, from first_dim() on. A lane loads 16 bytes at once:
+  // these of a row of 16 bits, and those of two halves of a row of 8 bits, which are neighbours.
+  static constexpr bool kPairs = kCoded && kHalves % 2 == 0;
+  __device__ static constexpr int first_dim(int h, int n) {
+    return kPairs ? 128 * (h / 2) + 16 * n + 8 * (h % 2) : 64 * h + 8 * n;
+  }
 
   static constexpr int kParts = kRows / 8;  // of the rows: a lane has one of each
   // The part of a result d[j] of an mma. Up to 8 rows are added up from two of its rows.
@@ -36,7 +42,7 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
   // A lane of the warp has query rows lane / 4 + 8 part.
   struct State {
     float maximum[kParts], sum[kParts];  // sum over this lane's keys
-    float out[kTilesOut][kOut];          // tile 8 h + j, column n: dimension 64 h + 8 n + j
+    float out[kTilesOut][kOut];          // tile 8 h + j, column n: dimension first_dim(h, n) + j
   };
 
   // Returns the result of row lane / 4 + 8 part and column 2 (lane % 4) + i of a tile in State.
@@ -64,6 +70,21 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
     __syncthreads();
   }
 
+  // Writes the results of pairs that do not count: no block has a part of them.
+  __device__ void write_others() const {
+    const auto first = static_cast<int>(blockIdx.x), step = static_cast<int>(gridDim.x);
+#pragma unroll 1
+    for (int pair = first; pair < this->pairs_; pair += step) {
+      if (this->counts(pair)) continue;
+      const int64_t to = row_of(pair, 0);
+#pragma unroll 1
+      for (int i = thread_; i < p_.group * kDim / 2; i += kAttendThreads) {
+        store_2(p_.q_dtype, 0, 0, p_.out, to * kDim + 2 * i);
+      }
+      if (thread_ < p_.group) p_.lse[to + thread_] = -INFINITY;
+    }
+  }
+
  private:
   static constexpr int kQuads = kDim / 4;  // of four neighbouring dimensions of a row
 
@@ -74,7 +95,7 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
 
   // Quad q of a row of s_.values; swizzled, for the lanes of merge_warps() to fall on all banks.
   __device__ float4& quad(int warp, int row, int q) const {
-    const int place = q ^ (row % 2 + q / 8 % 2 * 2);
+    const int place = q ^ (row % 2 + q / 8 % 4 * 2);
     return *reinterpret_cast<float4*>(&s_.values[warp][row][4 * place]);
   }
 
@@ -118,7 +139,7 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
     for (int i = 0; i < kTilesOut; i += 4) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int dim = 64 * (i / 8) + 8 * (2 * (lane_ % 4) + j) + i % 8;
+        const int dim = first_dim(i / 8, 2 * (lane_ % 4) + j) + i % 8;
         const auto value = [&](int tile) { return result_of(state.out[tile], part, j) * factor; };
         if (row < rows_of(part) && dim < kDim) {
           quad(warp_, row, dim / 4) =
@@ -203,7 +224,7 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
 #pragma unroll
       for (int step = 1; step < 32; step *= 2) total += __shfl_xor_sync(~0u, total, step);
       const bool fault = segment.totals.fault != 0;
-      const int64_t to = row_of(segment, row);
+      const int64_t to = row_of(segment.pair, row);
       if (dim < kDim) {
         const float inverse = inverse_of(total, fault);
         store_2(p_.q_dtype, sum.x * inverse, sum.y * inverse, p_.out, to * kDim + dim);
@@ -239,21 +260,21 @@ class AttendMerge : protected AttendWorkSplit<kDim, kRows, kOwn> {
       const int row = 8 * part + i / kQuads;
       const float inverse = inverse_of(s_.total[row].y, fault);
       const float4 sum = merged(i / kQuads, i % kQuads);
-      const int64_t at = row_of(segment, row) * kDim + i % kQuads * 4;
+      const int64_t at = row_of(segment.pair, row) * kDim + i % kQuads * 4;
       store_2(p_.q_dtype, sum.x * inverse, sum.y * inverse, p_.out, at);
       store_2(p_.q_dtype, sum.z * inverse, sum.w * inverse, p_.out, at + 2);
     }
     if (thread_ >= rows_of(part)) return;
     const int row = 8 * part + thread_;
-    p_.lse[row_of(segment, row)] = lse_of(s_.total[row], fault);
+    p_.lse[row_of(segment.pair, row)] = lse_of(s_.total[row], fault);
   }
 
-  __device__ int64_t row_of(const Segment& segment, int row) const {
-    int64_t pair = segment.pair;
+  __device__ int64_t row_of(int pair, int row) const {
+    int64_t at = pair;
     if constexpr (kOwn) {
-      pair = int64_t{p_.own[segment.pair / p_.kv_heads].row} * p_.kv_heads + pair % p_.kv_heads;
+      at = int64_t{p_.own[pair / p_.kv_heads].row} * p_.kv_heads + pair % p_.kv_heads;
     }
-    return pair * p_.group + row;
+    return at * p_.group + row;
   }
   __device__ static float inverse_of(float sum, bool fault) {
     return fault ? NAN : sum == 0 ? 0 : __fdividef(1.0f, sum);

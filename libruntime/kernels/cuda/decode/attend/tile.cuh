@@ -11,7 +11,7 @@ template <class Element, int kDim, int kRows, bool kCoded, bool kOwn>
 class AttendTile : protected AttendMerge<kDim, kRows, kCoded, kOwn> {
  protected:
   using Base = AttendMerge<kDim, kRows, kCoded, kOwn>;
-  using Base::Base, Base::kHalves, Base::kOut, Base::kParts, Base::kTilesOut;
+  using Base::Base, Base::first_dim, Base::kHalves, Base::kOut, Base::kParts, Base::kTilesOut;
   using Base::lane_, Base::p_, Base::s_;
   using typename Base::State;
   static constexpr int64_t kRowBytes = kDim * 2;
@@ -20,7 +20,7 @@ class AttendTile : protected AttendMerge<kDim, kRows, kCoded, kOwn> {
   // lane 4 n + t, for its query rows.
   using Weights = float[kParts][4];
 
-  // Lane 4 n + t: dimensions [64 h + 8 n, + 8) of its keys.
+  // Lane 4 n + t: eight dimensions of its keys, from first_dim(h, n) on.
   struct Values {
     uint4 words[4][kHalves];
   };
@@ -35,7 +35,7 @@ class AttendTile : protected AttendMerge<kDim, kRows, kCoded, kOwn> {
   }
   // Whether half h of a row has dimensions of this lane.
   __device__ __forceinline__ bool has_dims(int h) const {
-    return kDim % 64 == 0 || 64 * h + 8 * (lane_ / 4) < kDim;
+    return kDim % 64 == 0 || first_dim(h, lane_ / 4) < kDim;
   }
 
   // Turns the logits x of a tile of 4 kCount keys, the first `left` of which count, into weights.
@@ -47,8 +47,13 @@ class AttendTile : protected AttendMerge<kDim, kRows, kCoded, kOwn> {
     bool moves = false;
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
+      // A logit that overflowed to -infinity has no weight and would go unseen: 0 * x is NaN then.
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) x[p][i] = key_of(0, i) < left ? sound(x[p][i]) : -INFINITY;
+      for (int i = 0; i < kCount; ++i) state.sum[p] += 0 * x[p][i];
+      if (left < 4 * kCount) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) x[p][i] = key_of(0, i) < left ? x[p][i] : -INFINITY;
+      }
       top[p] = most_of(x[p]);
       moves = moves || top[p] > state.maximum[p];
     }

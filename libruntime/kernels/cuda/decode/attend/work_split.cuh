@@ -36,7 +36,7 @@ class AttendWorkSplit {
     __device__ const Partial* split(int i) const { return i == 0 ? first : second + 2 * (i - 1); }
   };
 
-  // A pair without keys counts as one, so that some block writes its result.
+  // A pair without keys counts as one, so that some block writes its result; see count_keys(), too.
   __device__ int64_t keys_of(const RunTotals& totals) const {
     if (kOwn) return totals.exact + totals.keys;
     return exact_ + (listed_ ? totals.keys : p_.slots);
@@ -137,8 +137,15 @@ class AttendWorkSplit {
     return s_.before[pair] + kSwitchKeys;
   }
 
-  // This block's keys of a pair, from `at` of its part on; where the next pair's begin, or the end.
-  __device__ int64_t segment_of(int pair, int64_t at, int64_t end, Segment& segment) {
+  __device__ bool counts(int pair) const {
+    return s_.before[pair + 1] > s_.before[pair];
+  }
+
+  // Makes a segment of this block's keys of the first pair that counts, from `pair` on, beginning
+  // with key `at` of its part. Passes that pair, and returns where the next one's begin, or the
+  // end.
+  __device__ int64_t segment_of(int& pair, int64_t at, int64_t end, Segment& segment) {
+    while (!counts(pair)) ++pair;
     const int64_t first = first_key(pair), last = s_.before[pair + 1];
     const int64_t first_block = first / keys_a_block_, last_block = (last - 1) / keys_a_block_;
     const RunTotals totals = totals_of(pair);
@@ -150,18 +157,23 @@ class AttendWorkSplit {
                .own = partial(blockIdx.x, first > blockIdx.x * keys_a_block_ ? 1 : 0),
                .first = partial(first_block, first > first_block * keys_a_block_ ? 1 : 0),
                .second = partial(first_block + 1, 0)};
-    return min(first_key(pair + 1), end);
+    return min(first_key(++pair), end);
   }
 
-  // Fills s_.before, in which the start of each pair counts, too.
+  // Fills s_.before, in which the start of each pair counts, too. Of requests with layers of their
+  // own many may have no keys: they do not count.
   __device__ void count_keys() {
     __shared__ int64_t warp_sums[kAttendWarps];
     int64_t before = 0;
 #pragma unroll 1
     for (int tile = 0; tile < pairs_; tile += kAttendThreads) {
       const int pair = tile + thread_;
-      const int64_t own =
-          pair < pairs_ ? kSwitchKeys + max(int64_t{1}, keys_of(totals_of(pair))) : 0;
+      int64_t own = 0;
+      if (pair < pairs_) {
+        const RunTotals totals = totals_of(pair);
+        own = max(int64_t{kOwn && totals.fault == 0 ? 0 : 1}, keys_of(totals));
+        own += own > 0 ? kSwitchKeys : 0;
+      }
       int64_t scan = scan_warp(own);
       if (lane_ == 31) warp_sums[warp_] = scan;
       __syncthreads();
