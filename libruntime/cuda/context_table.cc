@@ -22,6 +22,10 @@ constexpr int64_t least_batch(bool looks_up) {
   return looks_up ? 9 : 2;
 }
 
+// A launch that looks up has so many rows at most, and so many clusters of all of them: 12 bytes of
+// workspace each. In a call with so many rows, or fewer, contexts with few rows are served by it.
+constexpr int64_t kMostApart = 32, kMostClusters = 4 << 20;
+
 // Most clusters of a level.
 int64_t width_of(const ServedIndex& index) {
   int64_t width = 0;
@@ -80,14 +84,15 @@ DeviceContexts::DeviceContexts(const CudaSession& first, const ContextTableOptio
 size_t DeviceContexts::lay_out(void* base) {
   const int64_t heads = model().kv_heads, row = model().query_heads * model().head_dim;
   const int64_t rows = options_.requests * options_.each;
+  const int64_t states = rows + std::min(rows, kMostApart);
   Layout layout(base);
   slots_ = layout.take<const ContextLayer*>(options_.slots);
   frequencies_ = layout.take<float>(std::max<int64_t>(rows_.half, 1));
-  rows_.rows = layout.take<ContextLayer>(rows);
+  rows_.rows = layout.take<ContextLayer>(states);
   rows_.places = layout.take<int32_t>(rows);
-  row_q_ = layout.take<std::byte>(4 * rows * row);
-  row_out_ = layout.take<std::byte>(4 * rows * row);
-  row_lse_ = layout.take<float>(rows * model().query_heads);
+  row_q_ = layout.take<std::byte>(4 * states * row);
+  row_out_ = layout.take<std::byte>(4 * states * row);
+  row_lse_ = layout.take<float>(states * model().query_heads);
   attend_.workspace = layout.take<std::byte>(static_cast<int64_t>(
       decode_attend_workspace(gpu_.multiprocessors, static_cast<int>(model().head_dim))));
   RunLists& lists = attend_.lists;
@@ -130,12 +135,10 @@ Status DeviceContexts::allocate() {
     // An index may have some more for as many tokens.
     const double more = times == 1 ? 1 : times * 1.0625;
     lookup_.width = std::max<int64_t>(static_cast<int64_t>(static_cast<double>(width) * more), 1);
+    rows_at_once_ = std::min(
+        {rows_at_once_, kMostApart, std::max<int64_t>(kMostClusters / (heads * lookup_.width), 1)});
     SQZ_ASSIGN_OR_RETURN(team_sizes_, team_sizes(lookup_));
-    const auto team_of = [&](int64_t rows) {
-      return team_sizes_.of(static_cast<int>(rows * heads));
-    };
-    while (rows_at_once_ > 0 && team_of(rows_at_once_) == 1) --rows_at_once_;
-    if (rows_at_once_ == 0) {
+    if (team_sizes_.least() == 1) {
       return {Code::kUnsupported,
               concat("options.device_tokens: found contexts of up to ", lookup_.width,
                      " clusters, expected at most what a GPU looks up for one token")};
@@ -265,26 +268,16 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
   const bool batches =
       batch_ != nullptr && all >= least_batch(looks_up_) && call.dtype == index_->metadata().dtype;
   rows.in_order = batches;
+  rows.alone = !batches || (looks_up_ && all <= kMostApart);
   if (batches) rows.lists = {};
   SQZ_RETURN_IF_ERROR(prepare_context_rows(rows, gpu_, stream));
   const int32_t bits = coded_[static_cast<size_t>(call.layer)] ? 8 : 0;
-  if (batches) {
-    AttendParams attend = attend_;
-    attend.q = row_q_;
-    attend.out = row_out_;
-    attend.lse = LseRows(row_lse_);
-    attend.requests = static_cast<int32_t>(all);
-    attend.own = rows.rows;
-    attend.coded.keys.bits = bits;
-    SQZ_RETURN_IF_ERROR(batch_->attend(attend, lookup_, nullptr, stream));
-    return merge_context_rows(rows, gpu_, stream);
-  }
   const int64_t row_bytes = model().query_heads * model().head_dim * dtype_size(call.dtype);
-  for (int64_t first = 0; first < all; first += rows_at_once_) {
+  for (int64_t first = 0; rows.alone && first < all; first += rows_at_once_) {
     AttendParams attend = attend_;
     attend.q = row_q_ + first * row_bytes;
-    attend.out = each == 1 ? call.out : row_out_;
-    attend.lse = each == 1 ? call.lse : LseRows(row_lse_);
+    attend.out = rows.merges() ? row_out_ : call.out;
+    attend.lse = rows.merges() ? LseRows(row_lse_) : call.lse;
     attend.q_dtype = call.dtype;
     attend.requests = static_cast<int32_t>(std::min(rows_at_once_, all - first));
     attend.own = rows.rows + first;
@@ -297,7 +290,8 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
       lookup.own = attend.own;
       lookup.named = rows;
       lookup.named.contexts += first;
-      const int team = team_sizes_.of(static_cast<int>(lookup.requests * heads));
+      const int team =
+          std::max(team_sizes_.of(static_cast<int>(lookup.requests * heads)), team_sizes_.least());
       SQZ_RETURN_IF_ERROR(decode_lookup(lookup, team, stream));
       attend.after_lookup = true;
     } else {
@@ -307,7 +301,18 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
     }
     SQZ_RETURN_IF_ERROR(decode_attend(attend, stream));
   }
-  return each == 1 ? Status() : merge_context_rows(rows, gpu_, stream);
+  if (batches) {
+    const int64_t first = rows.first_in_order();
+    AttendParams attend = attend_;
+    attend.q = row_q_ + first * row_bytes;
+    attend.out = row_out_ + first * row_bytes;
+    attend.lse = LseRows(row_lse_ + first * model().query_heads);
+    attend.requests = static_cast<int32_t>(all);
+    attend.own = rows.rows + first;
+    attend.coded.keys.bits = bits;
+    SQZ_RETURN_IF_ERROR(batch_->attend(attend, lookup_, nullptr, stream));
+  }
+  return rows.merges() ? merge_context_rows(rows, gpu_, stream) : Status();
 }
 
 }  // namespace sqz::cuda

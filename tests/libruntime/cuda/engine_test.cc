@@ -166,7 +166,8 @@ TEST_F(CudaEngine, CallsAreCaptured) {
 class CudaDeviceContexts : public CudaEngine {
  protected:
   using Rows = std::vector<std::vector<sqz_context>>;
-  static constexpr int64_t kRequests = 24, kEach = 2, kAll = kHeads * kGroup;
+  static constexpr int64_t kEach = 2, kAll = kHeads * kGroup;
+  int64_t requests_ = 24;
 
   void SetUp() override {
     CudaEngine::SetUp();
@@ -184,8 +185,8 @@ class CudaDeviceContexts : public CudaEngine {
     }
   }
   // Requests beyond `rows` have no context.
-  static std::vector<sqz_context> flat(const Rows& rows, bool turned) {
-    std::vector<sqz_context> out(kRequests * kEach, {-1, 0, 0});
+  std::vector<sqz_context> flat(const Rows& rows, bool turned) const {
+    std::vector<sqz_context> out(requests_ * kEach, {-1, 0, 0});
     for (size_t r = 0; r < rows.size(); ++r) {
       std::copy(rows[r].begin(), rows[r].end(), out.begin() + static_cast<int64_t>(r) * kEach);
     }
@@ -193,9 +194,10 @@ class CudaDeviceContexts : public CudaEngine {
     return out;
   }
   // Every request with one of these.
-  static Rows in_turn(const Rows& rows) {
+  Rows in_turn(const Rows& rows) const {
     Rows out;
-    for (size_t r = 0; r < kRequests; ++r) out.push_back(rows[r * 7 % rows.size()]);
+    const auto requests = static_cast<size_t>(requests_);
+    for (size_t r = 0; r < requests; ++r) out.push_back(rows[r * 7 % rows.size()]);
     return out;
   }
   void serves_what_is_named(sqz_session_options options, DType dtype);
@@ -210,11 +212,11 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options, DType
   options.device_type = 1;
   runtime::Session on_cpu(a, options);
   options.device_type = 2;
-  options.device_requests = kRequests;
+  options.device_requests = requests_;
   runtime::Session on_gpu(a, options);
-  const std::vector<float> q = queries(kRequests, kAll);
-  cuda::test::DeviceArray<sqz_context> contexts(kRequests * kEach);
-  std::vector<int64_t> indptr(kRequests + 1);
+  const std::vector<float> q = queries(requests_, kAll);
+  cuda::test::DeviceArray<sqz_context> contexts(requests_ * kEach);
+  std::vector<int64_t> indptr(requests_ + 1);
   std::iota(indptr.begin(), indptr.end(), 0);
   // Turned queries are rounded to their type, so that near the threshold others may be selected.
   const bool turned = dtype == DType::kF32 || options.selector == SQZ_SELECTOR_DENSE;
@@ -231,7 +233,7 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options, DType
         continue;
       }
       args.indptr = indptr.data();
-      args.requests = kRequests;
+      args.requests = requests_;
     }
   }
   const cuda::test::Captured graph([&](cudaStream_t stream) {
@@ -273,7 +275,7 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options, DType
   const sqz_context smaller = {2, 0, 0};
   expect(in_turn({{first, {0, 0, 40}}}));  // more of a context than a list has room for
   expect(in_turn({{second}, {smaller, second}, {second, third}, {second}, {first, second}}));
-  Rows many(kRequests - 3, {smaller});
+  Rows many(static_cast<size_t>(requests_ - 3), {smaller});
   many[5] = {third};
   many[6] = many[7] = {first};
   many[9] = many[10] = {};
@@ -305,8 +307,11 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options, DType
 }
 
 TEST_F(CudaDeviceContexts, BudgetServesWhatIsNamed) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    ASSERT_NO_FATAL_FAILURE(serves_what_is_named(held_budget(0.2, true), dtype));
+  for (const int64_t requests : {24, 16}) {  // of 16 with two contexts few of one are served alone
+    SCOPED_TRACE(requests_ = requests);
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      ASSERT_NO_FATAL_FAILURE(serves_what_is_named(held_budget(0.2, true), dtype));
+    }
   }
 }
 TEST_F(CudaDeviceContexts, ThresholdServesWhatIsNamed) {

@@ -50,6 +50,7 @@ constexpr int kTeams[] = {66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7};
 TEST(TeamSizes, LargestThatAllRunAtOnce) {
   TeamSizes sizes;
   EXPECT_EQ(sizes.of(1), 1);  // none could be gathered
+  EXPECT_EQ(sizes.least(), 1);
   std::copy(std::begin(kTeams), std::end(kTeams), sizes.teams + 2);
   EXPECT_EQ(sizes.of(1), kMostTeam);
   EXPECT_EQ(sizes.of(7), kMostTeam);
@@ -58,6 +59,7 @@ TEST(TeamSizes, LargestThatAllRunAtOnce) {
   EXPECT_EQ(sizes.of(16), 6);
   EXPECT_EQ(sizes.of(66), 2);
   EXPECT_EQ(sizes.of(67), 1);
+  EXPECT_EQ(sizes.least(), 2);
 }
 
 class Serving : public test::OnGpu {};
@@ -268,38 +270,43 @@ TEST_F(Serving, ContextsInDeviceMemory) {
   const Compressed first = compress(options);
   ++options.seed;
   const Compressed second = compress(options);
-  constexpr int64_t kRequests = 40;
-  std::vector<int32_t> contexts;  // slot, skip, and two words of offset
-  for (int64_t r = 0; r < kRequests; ++r) {
-    contexts.insert(contexts.end(), {r % 3 == 0 ? 3 : 0, 0, 0, 0});
-  }
-  const test::DeviceArray<int32_t> on_device(contexts);
-  const auto queries = make_queries(first.whole, 0, kRequests, 7, 0.6f);
-  // Queries of the index's type share their reading.
-  for (const auto& [selection, dtype] : {std::pair{by_budget(0.1), DType::kF32},
-                                         {kDense, DType::kF32},
-                                         {by_budget(0.1), options.dtype},
-                                         {kDense, options.dtype}}) {
-    SCOPED_TRACE(dtype_name(dtype));
+  struct Case {
+    int64_t requests, step;  // each step-th request is of the second context
+    SelectionRequest selection;
+    DType dtype;
+  };
+  // Queries of the index's type share their reading, but for two of a context among few.
+  for (const auto& [requests, step, selection, dtype] :
+       {Case{40, 3, by_budget(0.1), DType::kF32}, Case{40, 3, kDense, DType::kF32},
+        Case{40, 3, by_budget(0.1), options.dtype}, Case{40, 3, kDense, options.dtype},
+        Case{14, 7, by_budget(0.1), options.dtype}}) {
+    SCOPED_TRACE(concat(requests, " of ", dtype_name(dtype)));
+    std::vector<int32_t> contexts;  // slot, skip, and two words of offset
+    for (int64_t r = 0; r < requests; ++r) {
+      contexts.insert(contexts.end(), {r % step == 0 ? 3 : 0, 0, 0, 0});
+    }
+    const test::DeviceArray<int32_t> on_device(contexts);
+    const auto queries = make_queries(first.whole, 0, requests, 7, 0.6f);
+    const auto of_second = static_cast<double>((requests + step - 1) / step);
     const auto a = gpu_session(first.coded, selection), b = gpu_session(second.coded, selection);
-    auto table = create_context_table(*a, {.slots = 4, .requests = kRequests});
+    auto table = create_context_table(*a, {.slots = 4, .requests = requests});
     ASSERT_TRUE(table.ok()) << table.status().message();
     ASSERT_TRUE((*table)->put(3, b.get()).ok());
-    DeviceCall all(first.coded, 0, single_tokens(kRequests), dtype);
+    DeviceCall all(first.coded, 0, single_tokens(requests), dtype);
     all.set_queries(queries);
     ASSERT_TRUE((*table)->attend(all.call, on_device.get(), 1).ok());
     const Output found = all.output();
     const Counters counted = *b->totals(-1);
     Output expected = found;
     for (const bool of_b : {false, true}) {
-      DeviceCall alone(first.coded, 0, single_tokens(kRequests), dtype);
+      DeviceCall alone(first.coded, 0, single_tokens(requests), dtype);
       alone.set_queries(queries);
       ASSERT_TRUE((of_b ? b : a)->attend(alone.call).ok());
       const Output output = alone.output();
-      for (int64_t r = 0; r < kRequests; ++r) {
-        if ((r % 3 == 0) != of_b) continue;
+      for (int64_t r = 0; r < requests; ++r) {
+        if ((r % step == 0) != of_b) continue;
         const auto copy = [&](const std::vector<float>& from, std::vector<float>& to) {
-          const int64_t each = std::ssize(from) / kRequests;
+          const int64_t each = std::ssize(from) / requests;
           std::copy_n(from.begin() + r * each, each, to.begin() + r * each);
         };
         copy(output.out, expected.out);
@@ -307,10 +314,12 @@ TEST_F(Serving, ContextsInDeviceMemory) {
       }
     }
     test::expect_within(test::kRoundedRows, found, expected, options.head_dim);
-    EXPECT_EQ(counted.selections, 14u);
-    EXPECT_NEAR(static_cast<double>(counted.bytes_read) / 14,
-                static_cast<double>(b->totals(-1)->bytes_read) / 54,
-                0.05 * static_cast<double>(counted.bytes_read) / 14);
+    EXPECT_EQ(static_cast<double>(counted.selections), of_second);
+    const double bytes = static_cast<double>(counted.bytes_read) / of_second;
+    EXPECT_NEAR(bytes,
+                static_cast<double>(b->totals(-1)->bytes_read) /
+                    (of_second + static_cast<double>(requests)),
+                0.05 * bytes);
   }
 }
 

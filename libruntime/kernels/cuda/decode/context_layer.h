@@ -15,7 +15,7 @@ struct alignas(16) ContextLayer {
   const LayerMaps* maps = nullptr;  // of keys of 16 bits, for wgmma; device memory
   int64_t skippable = 0;            // first exact keys that a request may leave out
   int32_t turns = 0;                // 1: queries may be turned to where the context begins
-  int32_t row = 0;                  // of a row: its place in the outputs of attention
+  int32_t row = 0;                  // of a row: where decode_attend() writes its result
   uint32_t fault = 0;               // of a row, 1: its slot is empty, or does not do what is asked
 };
 

@@ -25,37 +25,59 @@ class PrepareRow {
     // One thread reads the slot, which may be filled meanwhile; take_layer() begins with a barrier.
     if (thread_ == 0) s_.named = layer_named(p_, own_);
     fetch_queries();
-    const int place = p_.in_order ? find_place() : given_;
-    if (thread_ == 0) p_.places[given_] = place;
+    const uint64_t order = p_.in_order ? order_of(given_) : 0;
+    const int place = p_.in_order ? find_place(order) : given_;
     take_layer();
-    if (thread_ == 0) s_.layer.row = p_.each == 1 ? given_ : place;
+    if (thread_ == 0) s_.layer.row = given_;
     __syncthreads();
-    copy_layer_out(place);
-    turn_queries(place);
+    const bool alone = p_.alone && (!p_.in_order || order == kLast);
+    leave(alone ? given_ : place);
     if (p_.lists.totals != nullptr && thread_ < p_.kv_heads) {
-      list_whole(s_.layer, p_.lists, int64_t{place} * p_.kv_heads + thread_, thread_);
+      list_whole(s_.layer, p_.lists, int64_t{given_} * p_.kv_heads + thread_, thread_);
     }
+    if (!p_.both()) return;
+    // For the other way to serve it the row has no keys.
+    __syncthreads();
+    if (thread_ == 0) {
+      set_none(s_.layer.fault);
+      s_.layer.row = given_;
+    }
+    __syncthreads();
+    leave(alone ? place : given_);
   }
 
  private:
-  static __device__ uint64_t order_of(const RequestContext& context) {
-    return uint64_t{static_cast<uint32_t>(context.slot)} << 32 |
-           static_cast<uint32_t>(context.skip);
+  static constexpr uint64_t kLast = ~uint64_t{0};
+  // In a call that does both, the rows that are served alone are behind all others.
+  __device__ uint64_t order_of(int row) const {
+    const RequestContext own = p_.contexts[row];
+    const auto order = [](const RequestContext& context) {
+      return uint64_t{static_cast<uint32_t>(context.slot)} << 32 |
+             static_cast<uint32_t>(context.skip);
+    };
+    if (!p_.both()) return order(own);
+    int alike = 0;
+#pragma unroll 4
+    for (int i = 0; i < p_.rows_given(); ++i) {
+      alike += order(p_.contexts[i]) == order(own) ? 1 : 0;
+    }
+    return own.slot < 0 || alike <= kMostAlone ? kLast : order(own);
   }
-  // How many rows are served before it.
-  __device__ int find_place() {
+  // Returns the row's place in order: how many rows are before it.
+  __device__ int find_place(uint64_t own) {
     if (thread_ == 0) s_.place = 0;
     __syncthreads();
-    const uint64_t own = order_of(own_);
     uint32_t before = 0;
-    for (int i = thread_; i < p_.requests * p_.each; i += kPrepareThreads) {
-      const uint64_t other = order_of(p_.contexts[i]);
+    for (int i = thread_; i < p_.rows_given(); i += kPrepareThreads) {
+      const uint64_t other = order_of(i);
       before += other < own || (other == own && i < given_) ? 1 : 0;
     }
     before = __reduce_add_sync(~0u, before);
     if (thread_ % 32 == 0 && before != 0) atomicAdd(&s_.place, before);
     __syncthreads();
-    return static_cast<int>(s_.place);
+    const int place = p_.first_in_order() + static_cast<int>(s_.place);
+    if (thread_ == 0) p_.places[given_] = place;
+    return place;
   }
 
   // s_.layer: that of the slot without what the request leaves out.
@@ -82,12 +104,14 @@ class PrepareRow {
     s_.layer.lookup.levels = 0;
     s_.layer.fault = fault;
   }
-  __device__ void copy_layer_out(int place) const {
+  // Leaves the layer and the queries of a row for those who serve it.
+  __device__ void leave(int place) {
     auto* to = reinterpret_cast<uint4*>(p_.rows + place);
     const auto* from = reinterpret_cast<const uint4*>(&s_.layer);
     for (int i = thread_; i < static_cast<int>(sizeof(ContextLayer) / 16); i += kPrepareThreads) {
       to[i] = from[i];
     }
+    turn_queries(place);
   }
 
   // The first queries of the row are on their way while its place is found.
@@ -203,11 +227,13 @@ __global__ void __launch_bounds__(kMergeThreads)
   const int64_t to = int64_t{blockIdx.x} * (kMergeThreads / 32) + threadIdx.x / 32;
   if (to >= int64_t{p.requests} * p.query_heads) return;
   const int64_t request = to / p.query_heads, head = to % p.query_heads;
-  // Lane c has context c.
+  // Lane c has context c, and in a call that does both lane `each` + c has the same one in order.
+  const int64_t states = p.each * (p.both() ? 2 : 1);
   int64_t row = 0;
   float lse = -INFINITY;
-  if (lane < p.each) {
-    row = int64_t{p.places[request * p.each + lane]} * p.query_heads + head;
+  if (lane < states) {
+    const int64_t given = request * p.each + lane % p.each;
+    row = (p.alone && lane < p.each ? given : p.places[given]) * p.query_heads + head;
     lse = p.row_lse[row];
   }
   const bool fault = __any_sync(~0u, !(lse < INFINITY));
@@ -221,7 +247,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   for (int column = 0; column < p.dim; column += 32) {
     const int at = column + lane;
     float value = 0;
-    for (int c = 0; c < p.each; ++c) {
+    for (int c = 0; c < states; ++c) {
       const float weight = __shfl_sync(~0u, own, c);
       const int64_t from = __shfl_sync(~0u, row, c);
       if (weight == 0 || at >= p.dim) continue;

@@ -67,7 +67,14 @@ class Lookup : private Choice {
 
   __device__ void run() {
     begin_team();
-    if (kOwn) find_own_layer();
+    if constexpr (kOwn) {
+      // If the GPU may not hold all teams at once, those without keys end before they fetch any.
+      if (gridDim.x > static_cast<unsigned>(p_.device.multiprocessors)) {
+        ptx::griddepcontrol_wait();
+        if (!looks_up()) return;
+      }
+      find_own_layer();
+    }
     Step steps[kSteps];
     uint32_t wanted = 0;
     // This runs again if a slot was filled anew meanwhile. Two calls would be two copies of it.

@@ -67,8 +67,8 @@ inline int64_t run_capacity(int64_t width) {
   return width / 2 + width / 64 + 2 * kMostTeam;
 }
 
-// Teams of which size a GPU holds at once, for this dim, dtype, width and rule: a team must not
-// wait for another's end.
+// Teams of which size a GPU holds at once, for this dim, dtype, width and rule. A team that waits
+// for another's end takes as long again.
 struct TeamSizes {
   int teams[kMostTeam + 1] = {};  // so many of each size; 0 of one that cannot serve
 
@@ -77,6 +77,13 @@ struct TeamSizes {
     int team = kMostTeam;
     while (team > 1 && teams[team] < pairs) --team;
     return team;
+  }
+  // Returns the smallest, which serves any number of pairs in turns; 1: none.
+  int least() const {
+    for (int team = 2; team <= kMostTeam; ++team) {
+      if (teams[team] > 0) return team;
+    }
+    return 1;
   }
 };
 Result<TeamSizes> team_sizes(const LookupParams& params);
