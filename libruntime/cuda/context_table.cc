@@ -22,8 +22,9 @@ constexpr int64_t least_batch(bool looks_up) {
   return looks_up ? 9 : 2;
 }
 
-// A launch that looks up has so many rows at most, and so many clusters of all of them: 12 bytes of
-// workspace each. In a call with so many rows, or fewer, contexts with few rows are served by it.
+// The most rows of a launch that looks up, and the most clusters of all of them, which take 12
+// bytes of workspace each. In a call of up to so many rows such a launch serves contexts with few
+// rows.
 constexpr int64_t kMostApart = 32, kMostClusters = 4 << 20;
 
 // Most clusters of a level.
