@@ -274,15 +274,19 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
   SQZ_RETURN_IF_ERROR(prepare_context_rows(rows, gpu_, stream));
   const int32_t bits = coded_[static_cast<size_t>(call.layer)] ? 8 : 0;
   const int64_t row_bytes = model().query_heads * model().head_dim * dtype_size(call.dtype);
-  for (int64_t first = 0; rows.alone && first < all; first += rows_at_once_) {
+  const auto params_from = [&](int64_t first, int64_t count) {
     AttendParams attend = attend_;
     attend.q = row_q_ + first * row_bytes;
-    attend.out = rows.merges() ? row_out_ : call.out;
-    attend.lse = rows.merges() ? LseRows(row_lse_) : call.lse;
     attend.q_dtype = call.dtype;
-    attend.requests = static_cast<int32_t>(std::min(rows_at_once_, all - first));
+    attend.requests = static_cast<int32_t>(count);
     attend.own = rows.rows + first;
     attend.coded.keys.bits = bits;
+    return attend;
+  };
+  for (int64_t first = 0; rows.alone && first < all; first += rows_at_once_) {
+    AttendParams attend = params_from(first, std::min(rows_at_once_, all - first));
+    attend.out = rows.merges() ? row_out_ : call.out;
+    attend.lse = rows.merges() ? LseRows(row_lse_) : call.lse;
     if (looks_up_) {
       LookupParams lookup = lookup_;
       lookup.q = attend.q;
@@ -304,13 +308,9 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
   }
   if (batches) {
     const int64_t first = rows.first_in_order();
-    AttendParams attend = attend_;
-    attend.q = row_q_ + first * row_bytes;
+    AttendParams attend = params_from(first, all);
     attend.out = row_out_ + first * row_bytes;
     attend.lse = LseRows(row_lse_ + first * model().query_heads);
-    attend.requests = static_cast<int32_t>(all);
-    attend.own = rows.rows + first;
-    attend.coded.keys.bits = bits;
     SQZ_RETURN_IF_ERROR(batch_->attend(attend, lookup_, nullptr, stream));
   }
   return rows.merges() ? merge_context_rows(rows, gpu_, stream) : Status();

@@ -308,7 +308,8 @@ void CudaDeviceContexts::serves_what_is_named(sqz_session_options options, DType
 
 TEST_F(CudaDeviceContexts, BudgetServesWhatIsNamed) {
   for (const int64_t requests : {24, 16}) {  // of 16 with two contexts few of one are served alone
-    SCOPED_TRACE(requests_ = requests);
+    SCOPED_TRACE(requests);
+    requests_ = requests;
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       ASSERT_NO_FATAL_FAILURE(serves_what_is_named(held_budget(0.2, true), dtype));
     }

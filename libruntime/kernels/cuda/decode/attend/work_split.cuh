@@ -141,9 +141,8 @@ class AttendWorkSplit {
     return s_.before[pair + 1] > s_.before[pair];
   }
 
-  // Makes a segment of this block's keys of the first pair that counts, from `pair` on, beginning
-  // with key `at` of its part. Passes that pair, and returns where the next one's begin, or the
-  // end.
+  // Makes a segment of this block's keys, from `at` on, of the first pair that counts, from `pair`
+  // on. Passes that pair, and returns where the next one's keys begin, or the end.
   __device__ int64_t segment_of(int& pair, int64_t at, int64_t end, Segment& segment) {
     while (!counts(pair)) ++pair;
     const int64_t first = first_key(pair), last = s_.before[pair + 1];
