@@ -3,6 +3,8 @@
 // for 64 query heads and larger for more.
 #pragma once
 
+#include <type_traits>
+
 #include "libruntime/kernels/cuda/batch/lookup/product.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
@@ -58,9 +60,15 @@ class BatchSums : private BatchProduct<Element, kDim> {
       maximum[v] = kLowestLogit;
       sum[v] = 0;
     }
-    const auto body = [&](int, const Logits& d) {
+    const auto body = [&](int first, const Logits& d) {
+      float log_sizes[4];
+      uint32_t words[4];
 #pragma unroll
-      for (int at = 0; at < 4; ++at) centroids_ += __popc(tile.words[at / 2][at % 2]);
+      for (int at = 0; at < 4; ++at) {
+        log_sizes[at] = this->log_size(tile, first, at / 2, at % 2);
+        words[at] = this->word(tile, first, at / 2, at % 2);
+        centroids_ += __popc(words[at]);
+      }
 #pragma unroll
       for (int v = 0; v < kBatchOwn; ++v) {
         if (v >= kBatchOwn / 2 && this->few_) break;
@@ -68,9 +76,9 @@ class BatchSums : private BatchProduct<Element, kDim> {
 #pragma unroll
         for (int at = 0; at < 4; ++at) {
           const int i = at / 2, e = at % 2;
-          y[at] = fmaf(d[v / 2][i][v % 2 * 2 + e], p_.scale, tile.log_sizes[i][e]);
+          y[at] = fmaf(d[v / 2][i][v % 2 * 2 + e], p_.scale, log_sizes[at]);
           const int request = this->request_of(group_, v, lane_ / 4);
-          if (!kAll && (tile.words[i][e] >> min(request, 31) & 1) == 0) y[at] = -INFINITY;
+          if (!kAll && (words[at] >> min(request, 31) & 1) == 0) y[at] = -INFINITY;
           top = fmaxf(top, y[at]);
         }
         sum[v] *= ptx::ex2_approx(maximum[v] - top);
@@ -182,7 +190,8 @@ class BatchChoice : private BatchProduct<Element, kDim> {
         uint32_t alive[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          alive[e] = tile.log_sizes[i][e] > -INFINITY ? tile.words[i][e] & ~faults : 0;
+          const bool is = this->log_size(tile, first, i, e) > -INFINITY;
+          alive[e] = is ? this->word(tile, first, i, e) & ~faults : 0;
 #pragma unroll
           for (int v = 0; v < kBatchOwn; ++v) {
             y[e][v] = fmaf(d[v / 2][i][v % 2 * 2 + e], p_.scale, -lse[v]);
@@ -207,74 +216,63 @@ class BatchChoice : private BatchProduct<Element, kDim> {
     });
   }
 
-  // Combines the rows of each request: the results are y[0], y[heads], y[2 heads], ... By all
-  // lanes.
-  template <class Combine>
-  __device__ __forceinline__ void over_heads(Rows& y, const Combine& combine) const {
-    if (halves_ != 0) {
-#pragma unroll
-      for (float& x : y) x = combine(x, __shfl_xor_sync(~0u, x, 4));
-    }
-#pragma unroll
-    for (int log = 0; log < 3; ++log) {
-      if (log >= log_heads_) return;
-#pragma unroll
-      for (int v = 0; v < kBatchOwn; v += 2 << log) y[v] = combine(y[v], y[v + (1 << log)]);
-    }
-  }
-  // body(v, request) for the results of over_heads().
+  // Calls body(first row, its heads in a lane as a constant) for the requests of this lane. By all
+  // lanes, and two lanes have one where there are 16 heads.
   template <class Body>
   __device__ __forceinline__ void for_requests(const Body& body) const {
+    const auto call = [&](auto heads) {
 #pragma unroll
-    for (int v = 0; v < kBatchOwn; ++v) {
-      const int n = lane_ / 4;
-      if (this->head_of(v, n) == 0) body(v, this->request_of(group_, v, n));
-    }
+      for (int v = 0; v < kBatchOwn; v += heads.value) {
+        if (v < kBatchOwn / 2 || !this->few_) body(v, heads);
+      }
+    };
+    if (log_heads_ == 0) return call(std::integral_constant<int, 1>());
+    if (log_heads_ == 1) return call(std::integral_constant<int, 2>());
+    if (log_heads_ == 2) return call(std::integral_constant<int, 4>());
+    call(std::integral_constant<int, 8>());
+  }
+  // The sum of 2^(y - top) over the heads of a request.
+  template <class Heads>
+  __device__ __forceinline__ float sum_over(Heads heads, const float* y, float top) const {
+    float sum = ptx::ex2_approx(y[0] - top);
+#pragma unroll
+    for (int h = 1; h < heads.value; ++h) sum += ptx::ex2_approx(y[h] - top);
+    return halves_ != 0 ? sum + __shfl_xor_sync(~0u, sum, 4) : sum;
   }
 
   // S, the mean over the heads, is compared with T as 2^(log2 S - log2 T) with 1. A ratio that
   // overflows is chosen, and one that underflows is far below.
-  __device__ __forceinline__ uint32_t pass(Rows& y) const {
+  __device__ __forceinline__ uint32_t pass(const Rows& y) const {
     const auto enough = static_cast<float>(p_.group);
-#pragma unroll
-    for (float& x : y) x = ptx::ex2_approx(x);
-    over_heads(y, [](float a, float b) { return a + b; });
     uint32_t word = 0;
-    for_requests([&](int v, int request) { word |= y[v] >= enough ? 1u << request : 0; });
+    for_requests([&](int v, auto heads) {
+      const bool is = sum_over(heads, y + v, 0) >= enough;
+      word |= is ? 1u << this->request_of(group_, v, lane_ / 4) : 0;
+    });
     return word;
   }
 
-  // log2 S, the mean over the heads.
-  __device__ __forceinline__ void mean_over_heads(Rows& y) const {
-    Rows top;
+  // log2 S, the mean over the heads of a request.
+  template <class Heads>
+  __device__ __forceinline__ float log_mean(Heads heads, const float* y) const {
+    float top = y[0];
 #pragma unroll
-    for (int v = 0; v < kBatchOwn; ++v) top[v] = y[v];
-    over_heads(top, [](float a, float b) { return fmaxf(a, b); });
-#pragma unroll
-    for (int log = 2; log >= 0; --log) {  // and for every head
-      if (log >= log_heads_) continue;
-#pragma unroll
-      for (int v = 0; v < kBatchOwn; v += 2 << log) top[v + (1 << log)] = top[v];
-    }
-#pragma unroll
-    for (int v = 0; v < kBatchOwn; ++v) y[v] = ptx::ex2_approx(y[v] - top[v]);
-    over_heads(y, [](float a, float b) { return a + b; });
-    const float log_group = log2f(static_cast<float>(p_.group));
-#pragma unroll
-    for (int v = 0; v < kBatchOwn; ++v) y[v] = top[v] + __log2f(y[v]) - log_group;
+    for (int h = 1; h < heads.value; ++h) top = fmaxf(top, y[h]);
+    if (halves_ != 0) top = fmaxf(top, __shfl_xor_sync(~0u, top, 4));
+    return top + __log2f(sum_over(heads, y, top)) - log2f(static_cast<float>(p_.group));
   }
   // Writes scores of two clusters; -infinity for requests that are not alive.
-  __device__ __forceinline__ void put_scores(Rows (&y)[2], int cluster,
+  __device__ __forceinline__ void put_scores(const Rows (&y)[2], int cluster,
                                              const uint32_t (&alive)[2]) const {
-    mean_over_heads(y[0]);
-    mean_over_heads(y[1]);
-    for_requests([&](int v, int request) {
-      if (request >= requests_ || cluster >= end_) return;
+    for_requests([&](int v, auto heads) {
+      const float2 scores = make_float2(log_mean(heads, y[0] + v), log_mean(heads, y[1] + v));
+      const int request = this->request_of(group_, v, lane_ / 4);
+      if (request >= requests_ || cluster >= end_ || this->head_of(v, lane_ / 4) != 0) return;
       float* to = call_.scores + this->pair_of(request) * call_.score_stride() + cluster;
-      const auto score = [&](int e) {
-        return (alive[e] >> request & 1) != 0 ? y[e][v] : -INFINITY;
+      const auto score = [&](int e, float own) {
+        return (alive[e] >> request & 1) != 0 ? own : -INFINITY;
       };
-      *reinterpret_cast<float2*>(to) = make_float2(score(0), score(1));
+      *reinterpret_cast<float2*>(to) = make_float2(score(0, scores.x), score(1, scores.y));
     });
   }
 

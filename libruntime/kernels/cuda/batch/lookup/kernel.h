@@ -34,7 +34,7 @@ __host__ __device__ constexpr int batch_blocks(const Device& device, int lists, 
   const int blocks = on_each * device.multiprocessors / lists;
   return blocks < 1 ? 1 : blocks;
 }
-inline constexpr int kBatchOnEach = 2, kChosenOnEach = 8;  // where products are made, and not
+inline constexpr int kBatchOnEach = 2, kChosenOnEach = 4;  // where products are made, and not
 // Parts of a level's clusters, if there are so many blocks of threads for a list.
 __host__ __device__ constexpr int batch_parts(int clusters, int blocks) {
   const int tiles = (clusters + kBatchTile - 1) / kBatchTile, least = (tiles + 7) / 8;

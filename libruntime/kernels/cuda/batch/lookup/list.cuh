@@ -26,6 +26,7 @@ class BatchList {
   struct Shared {
     Scan::TempStorage scan;
     uint32_t tally, means, ticket;
+    uint8_t places[kBatchWarps][32];  // see write_words()
   };
 
   __device__ BatchList(const BatchLookup& call, int level, Shared& shared,
@@ -186,21 +187,30 @@ class BatchList {
 
   // to[first, + length) = word, of every lane; rows[first, + length) = row and so on, if there is
   // such a list. What the lanes have is end to end, and some have nothing. Lane i writes words
-  // 32 n + i, of the last lane that begins there or before.
+  // 32 n + i.
   __device__ void write_words(uint32_t* to, uint32_t first, uint32_t length, uint32_t word,
                               uint32_t* rows = nullptr, uint32_t row = 0) const {
     const uint32_t begin = __shfl_sync(~0u, first, 0);
     const uint32_t end = __reduce_max_sync(~0u, first + length);
+    // Lanes that have something come first, in their order.
+    const uint32_t own_bit = 1u << lane_, has = __ballot_sync(~0u, length > 0);
+    uint8_t* places = shared_.places[warp_];
+    if (length > 0) places[__popc(has & (own_bit - 1))] = static_cast<uint8_t>(lane_);
+    __syncwarp();
+    const int place = places[lane_];
+    __syncwarp();
+    const bool is = lane_ < __popc(has);
+    first = __shfl_sync(~0u, first, place);
+    word = __shfl_sync(~0u, word, place);
+    row = __shfl_sync(~0u, row, place) - first;
+    uint32_t begun = 0;  // lanes whose words begin before `at`
 #pragma unroll 1
     for (uint32_t at = begin / 32 * 32; at < end; at += 32) {
-      const uint32_t own = at + lane_;
-      int from = 0;
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) {
-        if (__shfl_sync(~0u, first, from + step) <= own) from += step;
-      }
-      const uint32_t of = __shfl_sync(~0u, word, from);
-      const uint32_t from_row = __shfl_sync(~0u, row - first, from);
+      const uint32_t begins = __reduce_or_sync(~0u, is && first - at < 32 ? 1u << (first - at) : 0);
+      const int from = begun + __popc(begins & (2 * own_bit - 1)) - 1;
+      begun += __popc(begins);
+      const uint32_t of = __shfl_sync(~0u, word, from), own = at + lane_;
+      const uint32_t from_row = rows == nullptr ? 0 : __shfl_sync(~0u, row, from);
       if (own < begin || own >= end) continue;
       to[own] = of;
       if (rows != nullptr) rows[own] = from_row + own;

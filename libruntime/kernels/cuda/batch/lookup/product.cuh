@@ -26,11 +26,12 @@ struct BatchShared {
 template <class Element, int kDim>
 class BatchProduct : protected BatchList {
  protected:
-  // A warp's 16 clusters, of which 4 are this lane's: 8 i + 2 t + e.
+  // A warp's 16 clusters, of which 4 are this lane's: 8 i + 2 t + e. Beyond the part they are its
+  // last one. What is loaded is used as late as may be: see log_size() and word().
   struct Tile {
     RowPart<kDim> rows[2];
-    float log_sizes[2][2];  // base 2; -infinity: empty, or beyond the part
-    uint32_t words[2][2];   // the requests that it is alive for
+    float log_sizes[2][2];
+    uint32_t words[2][2];
   };
   // The logit of row v and cluster (i, e): d[v / 2][i][v % 2 * 2 + e].
   using Logits = float[kBatchTiles][2][4];
@@ -44,6 +45,16 @@ class BatchProduct : protected BatchList {
         group_(warp_ % groups_),
         few_(rows_ <= kBatchOwn / 2),
         queries_(shared.queries) {}
+
+  // log2 of a cluster's size, -infinity if it is empty or beyond the part, and the requests that it
+  // is alive for, in a tile that begins with cluster `first`.
+  __device__ float log_size(const Tile& tile, int first, int i, int e) const {
+    const float size = tile.log_sizes[i][e] * 1.4426950408889634f;
+    return cluster_of(first, i, e) < end_ ? size : -INFINITY;
+  }
+  __device__ uint32_t word(const Tile& tile, int first, int i, int e) const {
+    return cluster_of(first, i, e) < end_ ? tile.words[i][e] : 0;
+  }
 
   // The request and the head of row (v, n) of a group.
   __device__ int request_of(int group, int v, int n) const {
@@ -106,19 +117,18 @@ class BatchProduct : protected BatchList {
     const int stride = kBatchWarps / groups_ * kBatchTile;
 #pragma unroll 1
     for (int at = first_tile(); at < end_; at += stride) {
+      Logits d = {};
+      if (few_) {
+        multiply<kBatchTiles / 2>(tile, d);
+      } else {
+        multiply<kBatchTiles>(tile, d);
+      }
+      if (at + stride < end_) load_rows(at + stride, tile);  // on their way meanwhile
       const uint32_t words =
-          tile.words[0][0] | tile.words[0][1] | tile.words[1][0] | tile.words[1][1];
+          word(tile, at, 0, 0) | word(tile, at, 0, 1) | word(tile, at, 1, 0) | word(tile, at, 1, 1);
       if (kAll || __any_sync(~0u, words != 0)) {
-        Logits d = {};
-        if (few_) {
-          multiply<kBatchTiles / 2>(tile, d);
-        } else {
-          multiply<kBatchTiles>(tile, d);
-        }
-        if (at + stride < end_) load_rows(at + stride, tile);  // on their way meanwhile
         body(at, d);
       } else {
-        if (at + stride < end_) load_rows(at + stride, tile);
         skipped(at);
       }
       if (at + stride < end_) load_sizes(at + stride, tile);
@@ -153,12 +163,9 @@ class BatchProduct : protected BatchList {
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int cluster = cluster_of(tile, i, e), present = min(cluster, end_ - 1);
-        const bool is = cluster < end_;
-        const float log_size = __ldg(level_.log_sizes + first + present);
-        to.log_sizes[i][e] = is ? log_size * 1.4426950408889634f : -INFINITY;
-        const uint32_t word = k_ == 0 ? all_ : __ldcg(alive_words(k_) + present);
-        to.words[i][e] = is ? word : 0;
+        const int cluster = min(cluster_of(tile, i, e), end_ - 1);
+        to.log_sizes[i][e] = __ldg(level_.log_sizes + first + cluster);
+        to.words[i][e] = k_ == 0 ? all_ : __ldcg(alive_words(k_) + cluster);
       }
     }
   }

@@ -21,20 +21,18 @@ constexpr uint32_t kCandidates = 768;
 constexpr size_t kMostBits = 32768;  // bytes of the chosen clusters, a bit each
 constexpr unsigned kAll = 0xFFFFFFFFu;
 
-__device__ __forceinline__ int warps() {
-  return static_cast<int>(blockDim.x) / 32;
-}
-
 struct Shared {
   uint32_t histogram[kDigits];    // keys by digit
   uint2 candidates[kCandidates];  // ranks with the first digit of the cutoff, and their keys
   uint32_t found;                 // of them
-  uint32_t prefix, left;
-  uint32_t scan[32], ends[32];  // by warp: a sum, the end of its words' runs,
-  uint2 sums[32];               // their runs and keys; 0 where there is no such warp
+  uint32_t prefix, left;          // what find_digit() found,
+  uint32_t keys;                  // and the keys of that digit
+  uint32_t scan[32], ends[32];    // by warp: a sum, the end of its words' runs,
+  uint2 sums[32];                 // their runs and keys; 0 where there is no such warp
 
+  template <int kThreads>
   __device__ void clear() {
-    for (int i = threadIdx.x; i < kDigits; i += blockDim.x) histogram[i] = 0;
+    for (int i = threadIdx.x; i < kDigits; i += kThreads) histogram[i] = 0;
     if (threadIdx.x == 0) found = 0;
     if (threadIdx.x >= 32) return;
     scan[threadIdx.x] = ends[threadIdx.x] = 0;
@@ -56,13 +54,17 @@ struct Shared {
 };
 
 // One list as this kernel works on it.
+template <int kThreads>
 struct List {
+  // Positions of a thread that are under way at the same time.
+  static constexpr int kAtOnce = kThreads == kFewThreads ? 8 : 4;
+
   int32_t count;            // positions
   const uint32_t* ids;      // [count], null: position = cluster
   const uint32_t* offsets;  // [n + 1] of the KV head
   const uint32_t* sizes;    // [count] keys; null: 1 each
   float* scores;            // [count] log2 S; of an empty cluster -infinity
-  uint32_t* ranks;          // [count] in their place, by the rule kBudget: see rank_of_score()
+  uint32_t* ranks;          // [count] in their place: see rank_of_score()
   const uint32_t* wanted;   // [Hkv] or null
   float threshold;          // log2
   bool logarithms;          // scores are, and not bounds of pages
@@ -72,89 +74,116 @@ struct List {
   unsigned long long* counters;  // may be null
 
   __device__ int32_t words() const { return (count + 31) / 32; }
-  // A warp's lanes bring the bits of a word.
-  __device__ void set_chosen(int32_t at, bool bit) const {
+  // The bit of position first + i kThreads: a warp's lanes bring those of a word.
+  __device__ void set_chosen(int32_t first, int i, bool bit) const {
     const uint32_t word = __ballot_sync(kAll, bit);
-    if ((threadIdx.x & 31) == 0 && at < count) chosen[at / 32] = word;
+    if ((threadIdx.x & 31) == 0 && first + i * kThreads < count) {
+      (chosen + first / 32)[i * (kThreads / 32)] = word;
+    }
   }
   __device__ uint32_t id(int32_t at) const {
     return ids == nullptr ? static_cast<uint32_t>(at) : ids[at];
   }
-  __device__ uint32_t keys(int32_t at) const { return sizes == nullptr ? 1 : sizes[at]; }
+  // All threads go on together up to where the last one is beyond the list.
+  __device__ int32_t end() const { return count + static_cast<int32_t>(threadIdx.x); }
+  // Of position first + i kThreads; beyond the list 0.
+  __device__ uint32_t keys(int32_t first, int i) const {
+    if (first + i * kThreads >= count) return 0;
+    return sizes == nullptr ? 1 : (sizes + first)[i * kThreads];
+  }
+  __device__ void load_ranks(int32_t first, uint32_t (&to)[kAtOnce]) const {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      to[i] = first + i * kThreads < count ? (ranks + first)[i * kThreads] : 0;
+    }
+  }
 };
 
-// Greater scores have greater ranks; 0: there is none. Logarithms from -64 on have ranks as far
-// apart as they are: those of floats fill a few of a histogram's bins, and threads wait for each
-// other.
-__device__ uint32_t rank_of_score(const List& list, float score) {
-  if (!(score > -INFINITY)) return 0;
-  if (!list.logarithms || score < -64) return rank_of(score);
-  return 0xC0000000u + static_cast<uint32_t>(__float2int_rd(fminf(score, 63.0f) * 0x1p24f));
+// Greater scores have greater ranks; 0: there is none. Logarithms from -64 on, to 0 and what
+// rounding adds to it, have ranks as far apart as they are: those of floats fill a few of a
+// histogram's bins, and threads wait for each other.
+__device__ __forceinline__ uint32_t rank_of_score(bool logarithm, float score) {
+  const int spread = __float2int_rd(fminf(score, 0.75f) * 0x1p25f);
+  const bool is_spread = logarithm && score >= -64;
+  const uint32_t rank = is_spread ? 0xFE000000u + static_cast<uint32_t>(spread) : rank_of(score);
+  return score > -INFINITY ? rank : 0;
 }
 
 constexpr int kFirstShift = 21;  // of a rank's first digit
 
-// Scores of every position, of sums over the row tiles of the block, and which ones the threshold
-// chooses. By the rule kBudget ranks take the place of scores, and the histogram has their first
-// digits. Returns the keys that this thread chose.
-__device__ uint32_t combine_scores(const SelectRuns& call, const List& list, int2 block,
-                                   int64_t tile_stride, Shared& shared) {
-  constexpr int kAtOnce = 8;  // positions of a thread whose scores are under way at the same time
-  const auto threads = static_cast<int32_t>(blockDim.x);
-  const bool sums = call.tile_tokens > 0;
-  const int32_t tiles = sums ? (block.y + call.tile_tokens - 1) / call.tile_tokens : 1;
+// From scores, which come as sums over the row tiles of the block if kSums. By the rule kBudget
+// ranks take their place, and the histogram has their first digits. Unless this is the finest level
+// of that rule, chooses what the threshold does, and returns the keys that this thread chose.
+template <bool kSums, int kThreads>
+__device__ uint32_t rank_scores(const SelectRuns& call, const List<kThreads>& list, int2 block,
+                                int64_t tile_stride, Shared& shared) {
+  constexpr int kAtOnce = List<kThreads>::kAtOnce;
+  const int32_t tiles = kSums ? (block.y + call.tile_tokens - 1) / call.tile_tokens : 1;
   const float log_share = log2f(static_cast<float>(block.y * call.group));
+  const bool by_budget = list.wanted != nullptr, by_threshold = !by_budget || !list.finest;
+  const uint32_t cutoff = max(rank_of_score(list.logarithms, list.threshold), 1);
   uint32_t chosen = 0;
-  for (int32_t first = 0; first < list.count; first += kAtOnce * threads) {
-    const auto position = [&](int i) {
-      return first + i * threads + static_cast<int32_t>(threadIdx.x);
-    };
+#pragma unroll 1
+  for (int32_t first = threadIdx.x; first < list.end(); first += kAtOnce * kThreads) {
     float values[kAtOnce] = {};
     uint32_t keys[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      keys[i] = position(i) < list.count ? list.keys(position(i)) : 0;
-    }
+    for (int i = 0; i < kAtOnce; ++i) keys[i] = list.keys(first, i);
     for (int32_t tile = 0; tile < tiles; ++tile) {
-      const float* from = list.scores + tile * tile_stride;
+      const float* from = list.scores + tile * tile_stride + first;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        values[i] += position(i) < list.count ? from[position(i)] : 0.0f;
+        if (first + i * kThreads < list.count) values[i] += from[i * kThreads];
       }
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      float score = sums ? log2f(values[i]) - log_share : values[i];
-      if (keys[i] == 0) score = -INFINITY;
-      if (list.wanted != nullptr && position(i) < list.count) {
-        const uint32_t rank = rank_of_score(list, score);
-        list.ranks[position(i)] = rank;
+      const float score = kSums ? log2f(values[i]) - log_share : values[i];
+      const uint32_t rank = keys[i] == 0 ? 0 : rank_of_score(list.logarithms, score);
+      if (by_budget) {
+        if (first + i * kThreads < list.count) (list.ranks + first)[i * kThreads] = rank;
         if (rank != 0) atomicAdd(&shared.histogram[rank >> kFirstShift], keys[i]);
       }
-      const bool is = score > -INFINITY && score >= list.threshold;
-      list.set_chosen(position(i), is);
-      if (is) chosen += keys[i];
+      if (by_threshold) {
+        list.set_chosen(first, i, rank >= cutoff);
+        if (rank >= cutoff) chosen += keys[i];
+      }
     }
   }
   return chosen;
 }
 
+// Chooses the positions with a rank of at least `cutoff`, which is not 0.
+template <int kThreads>
+__device__ void choose_from(const List<kThreads>& list, uint32_t cutoff) {
+  constexpr int kAtOnce = List<kThreads>::kAtOnce;
+#pragma unroll 1
+  for (int32_t first = threadIdx.x; first < list.end(); first += kAtOnce * kThreads) {
+    uint32_t ranks[kAtOnce];
+    list.load_ranks(first, ranks);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) list.set_chosen(first, i, ranks[i] >= cutoff);
+  }
+}
+
 // The digit at which the keys no longer fit, from the highest on: of the histogram, whose ranks
 // begin with shared.prefix.
+template <int kThreads>
 __device__ void find_digit(int bits, Shared& shared) {
   __syncthreads();
   const uint32_t prefix = shared.prefix, left = shared.left;
-  const int each = kDigits / static_cast<int>(blockDim.x);
-  const int first = kDigits - 1 - each * static_cast<int>(threadIdx.x);
+  constexpr int kEach = kDigits / kThreads;
+  const int first = kDigits - 1 - kEach * static_cast<int>(threadIdx.x);
   uint32_t keys = 0, total;
-  for (int i = 0; i < each; ++i) keys += shared.histogram[first - i];
+  for (int i = 0; i < kEach; ++i) keys += shared.histogram[first - i];
   uint32_t before = shared.sum_before(keys, total);
-  for (int i = 0; i < each; ++i) {
+  for (int i = 0; i < kEach; ++i) {
     const uint32_t own = shared.histogram[first - i];
     const bool last = first - i == 0 && total <= left;  // everything fits
     if (last || (before <= left && before + own > left)) {
       shared.prefix = prefix << bits | static_cast<uint32_t>(first - i);
       shared.left = left - before;
+      shared.keys = own;
     }
     before += own;
   }
@@ -163,18 +192,26 @@ __device__ void find_digit(int bits, Shared& shared) {
 
 // The cutoff of the ranking: the rank at which `wanted` keys are passed, and how many keys are left
 // for the clusters of just that rank. A digit at a time, after the first one of those that share
-// it, which are few as a rule.
-__device__ void find_cutoff(const List& list, uint32_t wanted, Shared& shared) {
+// it, which are few as a rule. Returns whether several clusters may have just that rank.
+template <int kThreads>
+__device__ bool find_cutoff(const List<kThreads>& list, uint32_t wanted, Shared& shared) {
   if (threadIdx.x == 0) {
     shared.prefix = 0;
     shared.left = wanted;
   }
-  find_digit(32 - kFirstShift, shared);
+  find_digit<kThreads>(32 - kFirstShift, shared);
   const uint32_t digit = shared.prefix;
+  constexpr int kAtOnce = List<kThreads>::kAtOnce;
   const auto for_ranks = [&](const auto& body) {
-    for (int32_t at = threadIdx.x; at < list.count; at += static_cast<int32_t>(blockDim.x)) {
-      const uint32_t rank = list.ranks[at];
-      if (rank != 0 && rank >> kFirstShift == digit) body(rank, list.keys(at));
+#pragma unroll 1
+    for (int32_t first = threadIdx.x; first < list.end(); first += kAtOnce * kThreads) {
+      uint32_t ranks[kAtOnce];
+      list.load_ranks(first, ranks);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (ranks[i] == 0 || ranks[i] >> kFirstShift != digit) continue;
+        body(ranks[i], list.keys(first, i));
+      }
     }
   };
   for_ranks([&](uint32_t rank, uint32_t keys) {
@@ -183,57 +220,74 @@ __device__ void find_cutoff(const List& list, uint32_t wanted, Shared& shared) {
   });
   __syncthreads();
   const uint32_t found = shared.found;
+  const auto for_candidates = [&](const auto& body) {
+    for (uint32_t i = threadIdx.x; i < found; i += kThreads) {
+      body(shared.candidates[i].x, shared.candidates[i].y);
+    }
+  };
   constexpr int kShifts[] = {10, 0};
   int above = kFirstShift;
 #pragma unroll
   for (const int shift : kShifts) {
     const uint32_t mask = (1u << (above - shift)) - 1, prefix = shared.prefix;
-    for (int i = threadIdx.x; i < kDigits; i += blockDim.x) shared.histogram[i] = 0;
+    for (int i = threadIdx.x; i < kDigits; i += kThreads) shared.histogram[i] = 0;
     __syncthreads();
     const auto add = [&](uint32_t rank, uint32_t keys) {
       if (rank >> above == prefix) atomicAdd(&shared.histogram[rank >> shift & mask], keys);
     };
     if (found <= kCandidates) {
-      for (uint32_t i = threadIdx.x; i < found; i += blockDim.x) {
-        add(shared.candidates[i].x, shared.candidates[i].y);
-      }
+      for_candidates(add);
     } else {
       for_ranks(add);
     }
-    find_digit(above - shift, shared);
+    find_digit<kThreads>(above - shift, shared);
     above = shift;
   }
+  if (found > kCandidates) return true;
+  bool several = false;
+  for_candidates([&](uint32_t rank, uint32_t keys) {
+    several |= rank == shared.prefix && keys != shared.keys;
+  });
+  return __syncthreads_or(several) != 0;
 }
 
 // The prefix of the ranking whose keys are nearest to `wanted` (at the finest level), or the first
 // one that holds them. Returns the keys that this thread chose.
-__device__ uint32_t choose_by_budget(const List& list, uint32_t wanted, Shared& shared) {
-  find_cutoff(list, wanted, shared);
+template <int kThreads>
+__device__ uint32_t choose_by_budget(const List<kThreads>& list, uint32_t wanted, Shared& shared) {
+  const bool several = find_cutoff(list, wanted, shared);
   const uint32_t cutoff = shared.prefix;
   uint32_t left = shared.left, keys_chosen = 0;
-  for (int32_t first = 0; first < list.count; first += static_cast<int32_t>(blockDim.x)) {
-    const int32_t at = first + static_cast<int32_t>(threadIdx.x);
-    const uint32_t rank = at < list.count ? list.ranks[at] : 0;
+  const auto fits = [&](uint32_t keys, uint32_t rest) {
+    return keys <= rest || (list.finest ? 2 * uint64_t{rest} > keys : rest > 0);
+  };
+  if (!several) {
+    const bool all = fits(shared.keys, left);
+    choose_from(list, max(cutoff + (all ? 0 : 1), 1));
+    return threadIdx.x == 0 ? wanted - left + (all ? shared.keys : 0) : 0;
+  }
+#pragma unroll 1
+  for (int32_t first = threadIdx.x; first < list.end(); first += kThreads) {
+    const uint32_t rank = first < list.count ? list.ranks[first] : 0;
     const bool tie = rank != 0 && rank == cutoff;
-    const uint32_t keys = rank != 0 && rank >= cutoff ? list.keys(at) : 0;
+    const uint32_t keys = rank != 0 && rank >= cutoff ? list.keys(first, 0) : 0;
     bool chosen = rank > cutoff;
     if (__syncthreads_or(tie)) {
       uint32_t total;
       const uint32_t before = shared.sum_before(tie ? keys : 0, total);
-      if (tie && before <= left) {
-        const uint32_t rest = left - before;
-        chosen = keys <= rest || (list.finest ? 2 * uint64_t{rest} > keys : rest > 0);
-      }
+      if (tie && before <= left) chosen = fits(keys, left - before);
       left = total <= left ? left - total : 0;  // past the cutoff nothing is taken
     }
-    list.set_chosen(at, chosen);
+    list.set_chosen(first, 0, chosen);
     if (chosen) keys_chosen += keys;
   }
   return keys_chosen;
 }
 
 // Adds what was read of a list. One thread.
-__device__ void count(const SelectRuns& call, const List& list, int32_t number, uint32_t keys) {
+template <int kThreads>
+__device__ void count(const SelectRuns& call, const List<kThreads>& list, int32_t number,
+                      uint32_t keys) {
   if (list.counters == nullptr || list.fault) return;
   const auto vectors = static_cast<unsigned long long>(list.count) * call.vectors;
   if (vectors > 0) atomicAdd(&list.counters[2], vectors);
@@ -244,7 +298,8 @@ __device__ void count(const SelectRuns& call, const List& list, int32_t number, 
 
 // Runs of what the chosen clusters hold, neighbours merged, in ascending order. Chosen clusters are
 // never empty, so that those that touch are one run, also over empty ones between them.
-__device__ void write_runs(const SelectRuns& call, const List& list, int32_t number,
+template <int kThreads>
+__device__ void write_runs(const SelectRuns& call, const List<kThreads>& list, int32_t number,
                            Shared& shared) {
   constexpr int kWords = 8;  // of a warp at the same time
   const RunLists& chosen = call.chosen;
@@ -254,7 +309,7 @@ __device__ void write_runs(const SelectRuns& call, const List& list, int32_t num
   const uint32_t lanes_below = (1u << lane) - 1;
   uint2 written = make_uint2(0, 0);  // runs, keys
   uint32_t last_end = 0;             // of the chosen clusters so far; 0: there are none
-  for (int32_t first = 0; first < list.words(); first += warps() * kWords) {
+  for (int32_t first = 0; first < list.words(); first += kThreads / 32 * kWords) {
     // Cluster `lane` of each word holds slots or children [begins, ends).
     uint32_t words[kWords], begins[kWords], ends[kWords];
     uint32_t last = 0;
@@ -320,7 +375,8 @@ __device__ void write_runs(const SelectRuns& call, const List& list, int32_t num
   }
 }
 
-__global__ void __launch_bounds__(kSelectThreads)
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads, kSelectThreads / kThreads)
     select_kernel(const __grid_constant__ SelectRuns call) {
   begin_dependent();
   __shared__ Shared shared;
@@ -329,7 +385,7 @@ __global__ void __launch_bounds__(kSelectThreads)
   const int2 block = block_of(call.blocks, number / call.kv_heads);
   const int scope = block.y > 1 ? 1 : 0;
   const bool all = call.alive.totals == nullptr;
-  List list;
+  List<kThreads> list;
   int64_t n = call.level.clusters;
   const uint32_t *offsets = call.level.offsets, *sizes = call.level.sizes;
   list.wanted = call.level.wanted[scope];
@@ -360,9 +416,12 @@ __global__ void __launch_bounds__(kSelectThreads)
   list.logarithms = call.level.greatest == nullptr;
   list.fault = (call.bits != nullptr ? call.faults[number] : call.chosen.totals[number].fault) != 0;
   if (list.fault) list.count = 0;
-  shared.clear();
+  shared.clear<kThreads>();
   __syncthreads();
-  uint32_t total, keys = combine_scores(call, list, block, gridDim.x * call.stride, shared);
+  const int64_t tile_stride = gridDim.x * call.stride;
+  uint32_t total, keys = call.tile_tokens > 0
+                             ? rank_scores<true>(call, list, block, tile_stride, shared)
+                             : rank_scores<false>(call, list, block, tile_stride, shared);
   if (list.wanted != nullptr && list.count > 0) {
     const uint32_t wanted = list.wanted[kv_head];
     shared.sum_before(keys, total);
@@ -372,7 +431,7 @@ __global__ void __launch_bounds__(kSelectThreads)
   if (call.bits == nullptr) return write_runs(call, list, number, shared);
   if (threadIdx.x == 0) count(call, list, number, total);
   const auto words = static_cast<int32_t>((call.stride + 31) / 32);
-  for (int32_t i = threadIdx.x; i < words; i += static_cast<int32_t>(blockDim.x)) {
+  for (int32_t i = threadIdx.x; i < words; i += kThreads) {
     call.bits[int64_t{number} * words + i] = i < list.words() ? chosen[i] : 0;
   }
 }
@@ -421,9 +480,10 @@ Status launch_select(const SelectRuns& call, const Device& device, cudaStream_t 
                                        " clusters, expected at most ", 8 * kMostBits)};
   }
   const int lists = call.blocks.count * call.kv_heads;
-  const int threads = lists < 2 * device.multiprocessors ? kSelectThreads : kFewThreads;
-  return launch_blocks(select_kernel, lists, threads, static_cast<int64_t>(bits), device, stream,
-                       call);
+  const bool few = lists < 2 * device.multiprocessors;
+  return launch_blocks(few ? select_kernel<kSelectThreads> : select_kernel<kFewThreads>, lists,
+                       few ? kSelectThreads : kFewThreads, static_cast<int64_t>(bits), device,
+                       stream, call);
 }
 
 }  // namespace sqz::cuda
