@@ -13,8 +13,8 @@ namespace {
 constexpr int64_t kMostRequests = kMostCut;         // of a launch
 constexpr int64_t kMostBytes = int64_t{192} << 20;  // for all but the first of them,
 constexpr int64_t kMostOwnBytes = 4 * kMostBytes;   // where each may have a list
-// Query heads of a list with rows of 8 bits. The kernel for longer lists takes 1.4 times as long
-// where contexts have few requests.
+// Query heads of a list of named contexts where layers have rows of 8 bits. The kernel for more
+// takes 1.4 times as long where contexts have few requests.
 constexpr int64_t kOwnCodedRows = 64;
 
 // Requests of a part, where they are cut into as few as have at most `most`, of about one size.
@@ -38,7 +38,8 @@ Result<std::unique_ptr<BatchServer>> BatchServer::create(const Room& room) {
 QueryBlocks BatchServer::blocks_of(int64_t requests, bool selects) const {
   const int64_t most = batch_chunk(room_.shape.group);
   if (room_.own) {
-    const int64_t each = room_.coded ? std::min(most, kOwnCodedRows / room_.shape.group) : most;
+    const int64_t rows = room_.coded ? kOwnCodedRows : kBatchRows;
+    const int64_t each = std::min({most, requests, rows / room_.shape.group});
     return {static_cast<int32_t>(requests), static_cast<int32_t>(requests),
             static_cast<int32_t>(each), table_};
   }

@@ -216,8 +216,8 @@ class BatchChoice : private BatchProduct<Element, kDim> {
     });
   }
 
-  // Calls body(first row, its heads in a lane as a constant) for the requests of this lane. By all
-  // lanes, and two lanes have one where there are 16 heads.
+  // body(first row, how many, as a constant) for each request of which this lane has rows. All
+  // lanes call it together. With more than 8 heads two lanes have rows of the same request.
   template <class Body>
   __device__ __forceinline__ void for_requests(const Body& body) const {
     const auto call = [&](auto heads) {

@@ -28,8 +28,8 @@ constexpr int batch_chunk(int group) {
   return requests < 32 ? requests : 32;
 }
 
-// Blocks of threads for each of so many lists: together about as many as the GPU holds at once, so
-// many on a multiprocessor.
+// Blocks of threads for each of so many lists: together so many on a multiprocessor, which holds
+// them at once.
 __host__ __device__ constexpr int batch_blocks(const Device& device, int lists, int on_each) {
   const int blocks = on_each * device.multiprocessors / lists;
   return blocks < 1 ? 1 : blocks;

@@ -26,8 +26,8 @@ struct BatchShared {
 template <class Element, int kDim>
 class BatchProduct : protected BatchList {
  protected:
-  // A warp's 16 clusters, of which 4 are this lane's: 8 i + 2 t + e. Beyond the part they are its
-  // last one. What is loaded is used as late as may be: see log_size() and word().
+  // A warp's 16 clusters, of which 4 are this lane's: 8 i + 2 t + e. Sizes and words are as they
+  // were loaded, and used as late as may be, through log_size() and word().
   struct Tile {
     RowPart<kDim> rows[2];
     float log_sizes[2][2];

@@ -14,9 +14,9 @@ namespace {
 
 using prefill::begin_dependent;
 
-constexpr int kSelectThreads = 1024;  // where lists are few,
-constexpr int kFewThreads = 256;      // and where several blocks share a multiprocessor
-constexpr int kDigits = 1 << 11;      // of a rank, 11 bits at a time
+constexpr int kSelectThreads = 1024;   // where lists are few,
+constexpr int kManyListThreads = 256;  // and where several blocks share a multiprocessor
+constexpr int kDigits = 1 << 11;       // of a rank, 11 bits at a time
 constexpr uint32_t kCandidates = 768;
 constexpr size_t kMostBits = 32768;  // bytes of the chosen clusters, a bit each
 constexpr unsigned kAll = 0xFFFFFFFFu;
@@ -57,7 +57,7 @@ struct Shared {
 template <int kThreads>
 struct List {
   // Positions of a thread that are under way at the same time.
-  static constexpr int kAtOnce = kThreads == kFewThreads ? 8 : 4;
+  static constexpr int kAtOnce = kThreads == kManyListThreads ? 8 : 4;
 
   int32_t count;            // positions
   const uint32_t* ids;      // [count], null: position = cluster
@@ -84,7 +84,8 @@ struct List {
   __device__ uint32_t id(int32_t at) const {
     return ids == nullptr ? static_cast<uint32_t>(at) : ids[at];
   }
-  // All threads go on together up to where the last one is beyond the list.
+  // Of loops that begin at threadIdx.x: they end for all threads together, when the first one is
+  // beyond the list.
   __device__ int32_t end() const { return count + static_cast<int32_t>(threadIdx.x); }
   // Of position first + i kThreads; beyond the list 0.
   __device__ uint32_t keys(int32_t first, int i) const {
@@ -99,11 +100,13 @@ struct List {
   }
 };
 
-// Greater scores have greater ranks; 0: there is none. Logarithms from -64 on, to 0 and what
-// rounding adds to it, have ranks as far apart as they are: those of floats fill a few of a
-// histogram's bins, and threads wait for each other.
+constexpr float kMostLogarithm = 0.75f;  // S is at most 1, and what rounding adds
+
+// Greater scores have greater ranks; 0: there is none. Logarithms from -64 on have ranks as far
+// apart as they are: those of floats fill a few of a histogram's bins, and threads wait for each
+// other.
 __device__ __forceinline__ uint32_t rank_of_score(bool logarithm, float score) {
-  const int spread = __float2int_rd(fminf(score, 0.75f) * 0x1p25f);
+  const int spread = __float2int_rd(fminf(score, kMostLogarithm) * 0x1p25f);
   const bool is_spread = logarithm && score >= -64;
   const uint32_t rank = is_spread ? 0xFE000000u + static_cast<uint32_t>(spread) : rank_of(score);
   return score > -INFINITY ? rank : 0;
@@ -121,7 +124,8 @@ __device__ uint32_t rank_scores(const SelectRuns& call, const List<kThreads>& li
   const int32_t tiles = kSums ? (block.y + call.tile_tokens - 1) / call.tile_tokens : 1;
   const float log_share = log2f(static_cast<float>(block.y * call.group));
   const bool by_budget = list.wanted != nullptr, by_threshold = !by_budget || !list.finest;
-  const uint32_t cutoff = max(rank_of_score(list.logarithms, list.threshold), 1);
+  const bool none = list.logarithms && !(list.threshold <= kMostLogarithm);
+  const uint32_t cutoff = none ? ~0u : max(rank_of_score(list.logarithms, list.threshold), 1);
   uint32_t chosen = 0;
 #pragma unroll 1
   for (int32_t first = threadIdx.x; first < list.end(); first += kAtOnce * kThreads) {
@@ -481,8 +485,8 @@ Status launch_select(const SelectRuns& call, const Device& device, cudaStream_t 
   }
   const int lists = call.blocks.count * call.kv_heads;
   const bool few = lists < 2 * device.multiprocessors;
-  return launch_blocks(few ? select_kernel<kSelectThreads> : select_kernel<kFewThreads>, lists,
-                       few ? kSelectThreads : kFewThreads, static_cast<int64_t>(bits), device,
+  return launch_blocks(few ? select_kernel<kSelectThreads> : select_kernel<kManyListThreads>, lists,
+                       few ? kSelectThreads : kManyListThreads, static_cast<int64_t>(bits), device,
                        stream, call);
 }
 
