@@ -25,8 +25,7 @@ struct Shared {
   uint32_t histogram[kDigits];    // keys by digit
   uint2 candidates[kCandidates];  // ranks with the first digit of the cutoff, and their keys
   uint32_t found;                 // of them
-  uint32_t prefix, left;          // what find_digit() found,
-  uint32_t keys;                  // and the keys of that digit
+  uint32_t prefix, left, keys;    // results of find_digit(); `keys` are those of the last digit
   uint32_t scan[32], ends[32];    // by warp: a sum, the end of its words' runs,
   uint2 sums[32];                 // their runs and keys; 0 where there is no such warp
 
@@ -84,10 +83,10 @@ struct List {
   __device__ uint32_t id(int32_t at) const {
     return ids == nullptr ? static_cast<uint32_t>(at) : ids[at];
   }
-  // Of loops that begin at threadIdx.x: they end for all threads together, when the first one is
-  // beyond the list.
+  // The end of a loop that begins at threadIdx.x: all threads leave it together, when the first one
+  // is beyond the list.
   __device__ int32_t end() const { return count + static_cast<int32_t>(threadIdx.x); }
-  // Of position first + i kThreads; beyond the list 0.
+  // The keys of position first + i kThreads, 0 beyond the list. load_ranks() numbers them likewise.
   __device__ uint32_t keys(int32_t first, int i) const {
     if (first + i * kThreads >= count) return 0;
     return sizes == nullptr ? 1 : (sizes + first)[i * kThreads];

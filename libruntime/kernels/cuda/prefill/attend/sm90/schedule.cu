@@ -5,8 +5,8 @@
 // for which an estimate of the whole time, with what splitting costs, is least. Items are in
 // descending order of length, so that the last ones to be taken are short.
 //
-// Where a head has several lists with masks, part p of n takes tiles p, p + n, … of its list: all
-// parts of all lists go through the keys together, and what lists share is in the L2.
+// Where a head of one index has several lists with masks, part p of n takes tiles p, p + n, … of
+// its list: all parts of all lists go through the keys together, and what lists share is in the L2.
 #include <cuda_runtime.h>
 
 #include "libruntime/kernels/cuda/common/scores.cuh"
