@@ -274,13 +274,18 @@ TEST_F(Serving, ContextsInDeviceMemory) {
     int64_t requests, step;  // each step-th request is of the second context
     SelectionRequest selection;
     DType dtype;
+    Served Compressed::*rows = &Compressed::coded;
   };
-  // Queries of the index's type share their reading, but for two of a context among few.
-  for (const auto& [requests, step, selection, dtype] :
+  // Queries of the index's type share their reading, but for two of a context among few. Rows of 16
+  // bits have lists of up to 32 requests.
+  for (const auto& [requests, step, selection, dtype, rows] :
        {Case{40, 3, by_budget(0.1), DType::kF32}, Case{40, 3, kDense, DType::kF32},
         Case{40, 3, by_budget(0.1), options.dtype}, Case{40, 3, kDense, options.dtype},
+        Case{40, 3, by_budget(0.1), options.dtype, &Compressed::whole},
+        Case{40, 3, kDense, options.dtype, &Compressed::whole},
         Case{14, 7, by_budget(0.1), options.dtype}}) {
     SCOPED_TRACE(concat(requests, " of ", dtype_name(dtype)));
+    const Served &one = first.*rows, &other = second.*rows;
     std::vector<int32_t> contexts;  // slot, skip, and two words of offset
     for (int64_t r = 0; r < requests; ++r) {
       contexts.insert(contexts.end(), {r % step == 0 ? 3 : 0, 0, 0, 0});
@@ -288,18 +293,18 @@ TEST_F(Serving, ContextsInDeviceMemory) {
     const test::DeviceArray<int32_t> on_device(contexts);
     const auto queries = make_queries(first.whole, 0, requests, 7, 0.6f);
     const auto of_second = static_cast<double>((requests + step - 1) / step);
-    const auto a = gpu_session(first.coded, selection), b = gpu_session(second.coded, selection);
+    const auto a = gpu_session(one, selection), b = gpu_session(other, selection);
     auto table = create_context_table(*a, {.slots = 4, .requests = requests});
     ASSERT_TRUE(table.ok()) << table.status().message();
     ASSERT_TRUE((*table)->put(3, b.get()).ok());
-    DeviceCall all(first.coded, 0, single_tokens(requests), dtype);
+    DeviceCall all(one, 0, single_tokens(requests), dtype);
     all.set_queries(queries);
     ASSERT_TRUE((*table)->attend(all.call, on_device.get(), 1).ok());
     const Output found = all.output();
     const Counters counted = *b->totals(-1);
     Output expected = found;
     for (const bool of_b : {false, true}) {
-      DeviceCall alone(first.coded, 0, single_tokens(requests), dtype);
+      DeviceCall alone(one, 0, single_tokens(requests), dtype);
       alone.set_queries(queries);
       ASSERT_TRUE((of_b ? b : a)->attend(alone.call).ok());
       const Output output = alone.output();
