@@ -67,9 +67,7 @@ struct Config {
   static constexpr int kFit =
       (kSharedLimit - 2048 - kQueryBytes - kAllCodeBytes) / (2 * kTileBytes);
   static constexpr int kMost = kKeys > 64 ? 4 : 6;
-  // Warpgroups with the same rows have a stage of every two each.
-  static constexpr int kRoom = kFit < kMost ? kFit : kMost;
-  static constexpr int kStages = kKeys > 64 || kCoded ? kRoom : kRoom / 2 * 2;
+  static constexpr int kStages = kFit < kMost ? kFit : kMost;
   // Registers of a thread. Producers that fetch many short runs want more than 24.
   static constexpr int kConsumerRegisters = kKeys > 128    ? 232
                                             : !kCoded      ? 216
@@ -103,7 +101,6 @@ struct SharedStorage : CodeStorage<Config, Config::kCoded> {
   alignas(1024) uint8_t keys[Config::kStages][Config::kTileBytes];  // [chunk][key][kRowBytes]
   alignas(1024) uint8_t values[Config::kStages][Config::kTileBytes];
   alignas(16) uint32_t masks[Config::kStages][Config::kKeys];  // of tokens, a bit each
-  float lse[2][kRows / 2];  // of the warpgroups' states that are joined
   WorkItem items[2];
   uint32_t next_item;  // the number that follows the last one's
   uint64_t item_full[2], item_empty[2];

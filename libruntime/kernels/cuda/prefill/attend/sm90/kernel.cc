@@ -34,14 +34,14 @@ PrefillAttendParams make_params(const PrefillAttend& call, int multiprocessors) 
   PrefillAttendParams params = {call};
   params.exact = static_cast<int32_t>(call.keys.exact - call.keys.exact_skipped);
   params.scale = call.shape.scale * static_cast<float>(M_LOG2E);
-  // Blocks are so short and lists so few that both halves of a multiprocessor take the same query
-  // rows and share the keys instead.
-  params.small_m =
+  // Where blocks are so short and lists so few, half a tile's rows would be empty.
+  const bool few =
       call.blocks.block_tokens * call.shape.group <= kRows / 2 &&
       (call.own != nullptr || int64_t{call.blocks.count} * call.shape.kv_heads <= multiprocessors);
-  params.tiles = query_tiles(params.blocks, params.shape.group, params.slot_rows());
-  params.tile_keys = tile_keys(params.shape.dim, params.small_m, params.masks != nullptr,
-                               params.keys.coded.present());
+  params.tile_rows = few ? kRows / 2 : kRows;
+  params.tiles = query_tiles(params.blocks, params.shape.group, params.tile_rows);
+  params.tile_keys =
+      tile_keys(params.shape.dim, few, params.masks != nullptr, params.keys.coded.present());
   return params;
 }
 
@@ -97,7 +97,7 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
   merge.dtype = params.shape.dtype;
   merge.out = params.out;
   merge.lse = params.lse;
-  merge.rows = params.slot_rows();
+  merge.rows = params.tile_rows;
   merge.partial_out = params.partial_out;
   merge.partial_lse = params.partial_lse;
   merge.splits = params.splits;

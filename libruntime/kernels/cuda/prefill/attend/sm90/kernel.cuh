@@ -6,9 +6,8 @@
 // and within a warpgroup the product of a tile's queries and keys runs beside that of the weights
 // and values before it.
 //
-// A small-M call has tiles of at most 64 query rows. Both consumer warpgroups hold the same ones
-// then, take tiles of keys in turn and join their states; for rows of 8 bits there is one consumer
-// warpgroup. Keys may have masks: which of the block's tokens attend to a key.
+// Where tiles have at most 64 query rows, there is one consumer warpgroup. Keys may have masks:
+// which of the block's tokens attend to a key.
 #pragma once
 
 #include <cuda.h>
@@ -17,7 +16,6 @@
 #include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/listed_rows.cuh"
-#include "libruntime/kernels/cuda/prefill/attend/sm90/states.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/softmax.cuh"
 #include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/items.cuh"
@@ -206,9 +204,10 @@ __device__ __forceinline__ void start_values(float (&out)[Config::kDim / 2],
   ptx::wgmma_commit_group();
 }
 
-// The turns of the two warpgroups in issuing products, if they take turns.
-template <class Config, bool kTaken>
+// The turns of two warpgroups in issuing products.
+template <class Config>
 struct Turns {
+  static constexpr bool kTaken = Config::kGroups == 2;
   static constexpr int kThreads = 32 * Config::kConsumerWarps;
   int mine, others;
 
@@ -253,15 +252,33 @@ class KeyMasks {
   uint2 pairs_[kKeys / 8];
 };
 
-template <class T, class Config, bool kSmallM, bool kMasked>
+// A row of a thread's `out`, row r + 8 half: to partial state `state`, or where that is -1 to the
+// output of a query.
+template <class T, class Config>
+__device__ __forceinline__ void store_row(const PrefillAttendParams& params, int64_t state,
+                                          int64_t query, int half,
+                                          const float (&out)[Config::kDim / 2]) {
+  const int lane = threadIdx.x & 3;
+  float* partial = params.partial_out + state * Config::kDim + 2 * lane;
+  auto* final = reinterpret_cast<uint32_t*>(static_cast<T*>(params.out) + query * Config::kDim);
+#pragma unroll
+  for (int j = 0; j < Config::kDim / 8; ++j) {
+    const float2 pair = make_float2(out[4 * j + 2 * half], out[4 * j + 2 * half + 1]);
+    if (state >= 0) {
+      *reinterpret_cast<float2*>(partial + 8 * j) = pair;
+    } else {
+      final[4 * j + lane] = pack_result<T>(pair.x, pair.y);
+    }
+  }
+}
+
+template <class T, class Config, bool kMasked>
 __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams& params,
                         int warpgroup) {
   constexpr int kKeys = Config::kKeys;
-  static_assert(!kSmallM || Config::kStages % 2 == 0);
-  constexpr int kStep = kSmallM ? 2 : 1;  // tiles of keys from one of this warpgroup to the next
   const int lane = ptx::lane(), warp = (threadIdx.x >> 5) & 3;
-  const uint64_t queries = ptx::matrix_descriptor<kRowBytes>(
-      shared.queries + (kSmallM ? 0 : 64 * warpgroup) * kRowBytes);
+  const uint64_t queries =
+      ptx::matrix_descriptor<kRowBytes>(shared.queries + 64 * warpgroup * kRowBytes);
   const auto keys_of = [&](int stage) {
     return ptx::matrix_descriptor<kRowBytes>(shared.keys[stage]);
   };
@@ -270,7 +287,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
   };
   auto release = [&](uint64_t* barrier) { ptx::mbarrier_arrive_warp(barrier); };
 
-  const int first_row = (kSmallM ? 0 : 64 * warpgroup) + 16 * warp + (lane >> 2);
+  const int first_row = 64 * warpgroup + 16 * warp + (lane >> 2);
   // The bits of the tokens of this lane's rows.
   uint32_t bits[2] = {0, 0};
   if (kMasked) {
@@ -280,7 +297,7 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       bits[half] = 1u << min((first_row + 8 * half) / params.tiles.heads, 31);
     }
   }
-  const Turns<Config, !kSmallM && Config::kGroups == 2> turns(warpgroup);
+  const Turns<Config> turns(warpgroup);
   ItemReader<SharedStorage<Config>> items(shared);
   RingPosition<Config::kStages> keys, values;
   RingPosition<1> query_ring;
@@ -288,8 +305,6 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
   while (items.next(item)) {
     const int step = Config::kSkips ? item.step : kKeys;
     const int tiles = (item.end - item.begin + step - 1) / step;
-    // Of two warpgroups with the same rows, one has the even stages of the ring.
-    const int first_tile = kSmallM ? keys.stage % 2 ^ warpgroup : 0;
     float out[Config::kDim / 2] = {};  // unset, its registers would be taken from item to item
     Softmax<kKeys> softmax;
     const bool masked = kMasked && params.masks != nullptr;
@@ -302,16 +317,14 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       if (masked) masks.apply(logits, bits);
       release(&shared.keys_empty[keys.stage]);
       keys.advance();
-      if (i + kStep >= tiles) release(&shared.queries_empty);
-      if (i + 1 == tiles) softmax.mask(logits, item.end - item.begin - i * step);
+      if (i + 1 == tiles) {
+        release(&shared.queries_empty);
+        softmax.mask(logits, item.end - item.begin - i * step);
+      }
     };
     ptx::mbarrier_wait_parity(&shared.queries_full, query_ring.parity);
     query_ring.advance();
-    if (tiles <= first_tile) {
-      if (tiles > 0) {
-        keys.advance();
-        values.advance();
-      }
+    if (tiles == 0) {
       release(&shared.queries_empty);
     } else {
       float logits[kKeys / 2];
@@ -323,7 +336,6 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
           softmax.spoil(half);
         }
       }
-      if (kSmallM && first_tile > 0) keys.advance();
       ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
       turns.wait();
       start_logits<T, Config>(logits, queries, keys_of(keys.stage));
@@ -331,16 +343,13 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
       load_masks(Config::kEarlyMasks);
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(logits);
-      finish_logits(logits, first_tile);
+      finish_logits(logits, 0);
       softmax.weigh(logits, params.scale);
       softmax.template pack<T>(logits, weights);
-      int last = first_tile;  // whose values are still to be multiplied
-      for (int i = first_tile + kStep; i < tiles; last = i, i += kStep) {
-        if (kSmallM) keys.advance();
+      for (int i = 1; i < tiles; ++i) {
         ptx::mbarrier_wait_parity(&shared.keys_full[keys.stage], keys.parity);
         turns.wait();
         start_logits<T, Config>(logits, queries, keys_of(keys.stage));
-        if (kSmallM && last > 0) values.advance();
         ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
         start_values<T, Config>(out, weights, values_of(values.stage));
         turns.pass();
@@ -356,17 +365,12 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
         softmax.template pack<T>(logits, weights);
         if (moved) softmax.rescale(out);
       }
-      if (kSmallM && last > 0) values.advance();
       ptx::mbarrier_wait_parity(&shared.values_full[values.stage], values.parity);
       start_values<T, Config>(out, weights, values_of(values.stage));
       ptx::wgmma_wait_group<0>();
       ptx::fence_registers(out);
       release(&shared.values_empty[values.stage]);
       values.advance();
-      if (kSmallM && last + 1 < tiles) {
-        keys.advance();
-        values.advance();
-      }
     }
 
     const uint32_t faults =
@@ -385,35 +389,27 @@ __device__ void consume(SharedStorage<Config>& shared, const PrefillAttendParams
         if (i / 2 % 2 == half) out[i] *= end.inverse;
       }
     }
-    if (kSmallM) join_states<Config>(shared, warpgroup, out, lse);
     const int2 block = block_of(params.blocks, item.block);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + 8 * half;
       int64_t state = -1, query = 0;
       if (item.slot >= 0) {
-        state = static_cast<int64_t>(item.slot) * params.slot_rows() + row;
+        state = static_cast<int64_t>(item.slot) * params.tile_rows + row;
       } else {
         query = query_index(params.tiles, block, item.kv_head, params.shape.kv_heads,
                             params.shape.group, item.tile, row);
         if (query < 0) continue;
       }
-      if ((lane & 3) == 0 && (!kSmallM || warpgroup == 0)) {
+      if ((lane & 3) == 0) {
         (state >= 0 ? params.partial_lse[state] : params.lse[query]) = lse[half];
       }
-      constexpr int kAll = Config::kDim / 2;
-      if (!kSmallM) {
-        store_row<T, Config, 0, kAll>(params, state, query, half, out);
-      } else if (warpgroup == 0) {
-        store_row<T, Config, 0, kAll / 2>(params, state, query, half, out);
-      } else {
-        store_row<T, Config, kAll / 2, kAll>(params, state, query, half, out);
-      }
+      store_row<T, Config>(params, state, query, half, out);
     }
   }
 }
 
-template <class T, class Config, bool kSmallM, bool kMasked>
+template <class T, class Config, bool kMasked>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     attend_kernel(const __grid_constant__ PrefillAttendParams params,
                   const __grid_constant__ AttendMaps maps) {
@@ -427,14 +423,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     ptx::mbarrier_init(&shared.queries_full, 1);
     constexpr uint32_t kConsumers = ptx::kWarpArrivals * Config::kConsumerWarps;
-    constexpr uint32_t kStageConsumers = kSmallM ? kConsumers / 2 : kConsumers;
     constexpr uint32_t producers = Config::kCoded ? copy_arrivals<Config>() : 1;
     ptx::mbarrier_init(&shared.queries_empty, kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       ptx::mbarrier_init(&shared.keys_full[stage], producers);
-      ptx::mbarrier_init(&shared.keys_empty[stage], kStageConsumers);
+      ptx::mbarrier_init(&shared.keys_empty[stage], kConsumers);
       ptx::mbarrier_init(&shared.values_full[stage], producers);
-      ptx::mbarrier_init(&shared.values_empty[stage], kStageConsumers);
+      ptx::mbarrier_init(&shared.values_empty[stage], kConsumers);
     }
     ptx::fence_mbarrier_init();
   }
@@ -447,19 +442,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     const int warpgroup = ptx::uniform(static_cast<int>(threadIdx.x - kProducers) / 128);
-    consume<T, Config, kSmallM, kMasked>(shared, params, warpgroup);
+    consume<T, Config, kMasked>(shared, params, warpgroup);
   }
 }
 
-template <class T, int kDim, bool kSmallM, bool kMasked, bool kCoded = false>
+template <class T, int kDim, int kGroups, bool kMasked, bool kCoded = false>
 Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, int multiprocessors,
                      cudaStream_t stream) {
-  constexpr int kGroups = kCoded && kSmallM ? 1 : 2;
-  using Layout = Config<kDim, tile_keys(kDim, kSmallM, kMasked, kCoded), kCoded, kGroups>;
+  using Layout = Config<kDim, tile_keys(kDim, kGroups == 1, kMasked, kCoded), kCoded, kGroups>;
   constexpr size_t kBytes = sizeof(SharedStorage<Layout>);
   static_assert(kBytes <= kSharedLimit);
-  constexpr bool kShared = kSmallM && kGroups == 2;  // both warpgroups have the same query rows
-  auto* kernel = attend_kernel<T, Layout, kShared, kMasked>;
+  auto* kernel = attend_kernel<T, Layout, kMasked>;
   const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
   return launch_dependent(kernel, grid, Layout::kThreads, kBytes, stream, params, maps);
 }
@@ -477,14 +470,13 @@ Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cud
     SQZ_RETURN_IF_ERROR(encode_key_maps(keys, params.shape, params.keys));
     static_cast<LayerMaps&>(maps) = keys;
   }
-  auto* launch = params.masks == nullptr ? (params.small_m ? launch_kernel<T, kDim, true, false>
-                                                           : launch_kernel<T, kDim, false, false>)
-                                         : (params.small_m ? launch_kernel<T, kDim, true, true>
-                                                           : launch_kernel<T, kDim, false, true>);
+  const bool one = params.tile_rows < kRows;  // consumer warpgroup
+  auto* launch = params.masks == nullptr
+                     ? (one ? launch_kernel<T, kDim, 1, false> : launch_kernel<T, kDim, 2, false>)
+                     : (one ? launch_kernel<T, kDim, 1, true> : launch_kernel<T, kDim, 2, true>);
   if constexpr (kDim <= kMostCodedDim) {
     if (coded) {
-      launch = params.small_m ? launch_kernel<T, kDim, true, true, true>
-                              : launch_kernel<T, kDim, false, true, true>;
+      launch = one ? launch_kernel<T, kDim, 1, true, true> : launch_kernel<T, kDim, 2, true, true>;
     }
   }
   return launch(params, maps, multiprocessors, stream);

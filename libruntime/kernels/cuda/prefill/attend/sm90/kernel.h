@@ -11,18 +11,15 @@ namespace sqz::cuda::prefill {
 // Parameters of every kernel of an attend call.
 struct PrefillAttendParams : PrefillAttend {
   QueryTiles tiles = {};
-  int32_t exact = 0;      // exact keys that are attended
-  float scale = 0;        // of the logits, times log2(e)
-  bool small_m = false;   // a tile has at most kRows / 2 query rows, for both warpgroups
-  int32_t tile_keys = 0;  // keys of a tile of the attend kernel
+  int32_t exact = 0;                     // exact keys that are attended
+  float scale = 0;                       // of the logits, times log2(e)
+  int32_t tile_rows = 0, tile_keys = 0;  // query rows and keys of a tile of the attend kernel
   int32_t item_capacity = 0, slot_capacity = 0;
   WorkItem* items = nullptr;    // [item_capacity]
   SplitTile* splits = nullptr;  // [slot_capacity]
   WorkCounts* counts = nullptr;
-  float* partial_out = nullptr;  // [slot_capacity, slot_rows(), d] normalised
-  float* partial_lse = nullptr;  // [slot_capacity, slot_rows()] natural log
-
-  __host__ __device__ int slot_rows() const { return small_m ? kRows / 2 : kRows; }
+  float* partial_out = nullptr;  // [slot_capacity, tile_rows, d] normalised
+  float* partial_lse = nullptr;  // [slot_capacity, tile_rows] natural log
 };
 
 struct AttendMaps : LayerMaps {
@@ -37,10 +34,10 @@ Status launch_schedule(const PrefillAttendParams& params, int multiprocessors, c
 template <class T, int kDim>
 Status launch_attend(const PrefillAttendParams& params, int multiprocessors, cudaStream_t stream);
 
-// Keys of a tile of that kernel. Memory bounds small-M calls: many small tiles are under way. With
-// masks 176 keys do not fit in the registers, and rows of 8 bits take shared memory for codes.
-constexpr int tile_keys(int dim, bool small_m, bool masked, bool coded) {
-  if (small_m || coded) return 64;
+// Keys of a tile of that kernel. Memory bounds calls of few rows: many small tiles are under way.
+// With masks 176 keys do not fit in the registers, and rows of 8 bits take shared memory for codes.
+constexpr int tile_keys(int dim, bool few_rows, bool masked, bool coded) {
+  if (few_rows || coded) return 64;
   return dim == 256 ? (masked ? 64 : 80) : dim == 128 && !masked ? 176 : 128;
 }
 

@@ -24,9 +24,9 @@ constexpr int kLeastPart = 8;    // tiles of keys: below, the merge costs more t
 constexpr int kItemCost = 1;     // in tiles of keys: beginning and end of an item
 constexpr int kPartCost = 3;     // writing and merging of a partial state
 
-// Costs in a call's own tiles: the tiles of small-M calls are a third as large.
+// Costs in a call's own tiles: those of 64 rows are a third as large.
 __device__ __forceinline__ uint32_t own_tiles(const PrefillAttendParams& params, int tiles) {
-  return params.small_m ? 3 * tiles : tiles;
+  return params.tile_rows < kRows ? 3 * tiles : tiles;
 }
 
 // A list's keys and tiles of query rows, read once for the first lists.
