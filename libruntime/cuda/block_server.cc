@@ -181,12 +181,12 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
   if (!looks_up) {
     // Dense layers count like the others, one selection a block.
     const auto blocks = static_cast<int64_t>(chunks_.size());
-    const bool dense = params.lists.totals == nullptr;
-    if (dense) {
-      SQZ_RETURN_IF_ERROR(
-          add_counters(counters, static_cast<unsigned long long>(blocks), 0, 0, stream));
+    if (params.lists.totals == nullptr) {
+      const int64_t means = coded ? 2 * blocks * shape_.kv_heads * params.coded.count : 0;
+      SQZ_RETURN_IF_ERROR(add_counters(counters, static_cast<unsigned long long>(blocks), 0,
+                                       static_cast<unsigned long long>(means), stream));
     }
-    SQZ_RETURN_IF_ERROR(unpack(blocks, dense ? counters + 2 : nullptr));
+    SQZ_RETURN_IF_ERROR(unpack(blocks, nullptr));
     // All tokens read the same keys, so they share one reading of them.
     chunks_.list_whole(call.tokens);
   }

@@ -68,17 +68,11 @@ Status CudaSession::check_call(const AttendCall& call) const {
                             "one token a request, as options.max_request_tokens says");
 }
 
-LookupParams CudaSession::lookup_params(const AttendCall& call, int64_t first,
-                                        int64_t requests) const {
-  LookupParams params = lookups_[static_cast<size_t>(call.layer)];
+Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t requests) {
+  LookupParams params = lookups_[at(call.layer)];
   params.q = rows_from(call, first).q;
   params.q_dtype = call.dtype;
   params.requests = static_cast<int32_t>(requests);
-  return params;
-}
-
-Status CudaSession::look_up(const AttendCall& call, int64_t first, int64_t requests) {
-  const LookupParams params = lookup_params(call, first, requests);
   const int team = team_sizes_.of(static_cast<int>(requests * params.kv_heads));
   return decode_lookup(params, team, static_cast<cudaStream_t>(call.stream));
 }

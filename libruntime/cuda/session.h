@@ -68,7 +68,6 @@ class CudaSession final : public ServingSession {
   Route route_of(const AttendCall& call) const;
   bool serves_batch(const AttendCall& call, bool selects) const;
   Status check_call(const AttendCall& call) const;
-  LookupParams lookup_params(const AttendCall& call, int64_t first, int64_t requests) const;
   AttendParams attend_params(const AttendCall& call, int64_t first, int64_t requests) const;
   Status count_known(const AttendCall& call);
   Status write_positions(const AttendCall& call) const;

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kThreads)
     record_kernel(const __grid_constant__ SelectRuns scored, unsigned long long* counts,
                   uint32_t* faults) {
   __shared__ uint32_t bins[kScoreBins];
-  const int64_t list = blockIdx.x, head = list % scored.kv_heads, n = scored.level.clusters;
+  const int64_t list = blockIdx.x, head = list % scored.shape.kv_heads, n = scored.level.clusters;
   if (threadIdx.x == 0 && scored.chosen.totals[list].fault != 0) faults[head] = 1;
   for (int b = threadIdx.x; b < kScoreBins; b += kThreads) bins[b] = 0;
   __syncthreads();
@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kThreads)
 
 Status calibration_record(const SelectRuns& scored, unsigned long long* counts, uint32_t* faults,
                           cudaStream_t stream) {
-  return launch_blocks(record_kernel, scored.blocks.count * scored.kv_heads, kThreads, 0, Device(),
-                       stream, scored, counts, faults);
+  return launch_blocks(record_kernel, scored.blocks.count * scored.shape.kv_heads, kThreads, 0,
+                       Device(), stream, scored, counts, faults);
 }
 
 }  // namespace sqz::cuda

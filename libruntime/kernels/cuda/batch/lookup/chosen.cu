@@ -1,7 +1,7 @@
 // The rule kBudget, once a level's cutoffs are known.
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/batch/lookup/list.cuh"
-#include "libruntime/kernels/cuda/common/launch_options.h"
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -12,8 +12,7 @@ class BatchChosen : private BatchList {
       : BatchList(call, level, shared, kChosenOnEach) {}
 
   __device__ void run() {
-    ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents();
+    begin_dependent();
     if (is_whole()) return list_all();
     if (!looks_up()) return;
     take_ticket();

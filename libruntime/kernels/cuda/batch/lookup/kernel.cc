@@ -18,7 +18,7 @@ SelectRuns budget_of(const BatchLookup& call, int level) {
   const LookupLevel& from = lookup.level[level];
   SelectRuns select;
   select.blocks = {lookup.requests, lookup.requests, 1, nullptr};
-  select.kv_heads = lookup.kv_heads;
+  select.shape.kv_heads = lookup.kv_heads;
   select.level = {from};
   if (lookup.own != nullptr) select.level.clusters = static_cast<int32_t>(lookup.width);
   select.own = lookup.own;

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "libruntime/kernels/cuda/batch/lookup/product.cuh"
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/ptx/ex2.cuh"
 
 namespace sqz::cuda {
@@ -31,8 +32,7 @@ class BatchSums : private BatchProduct<Element, kDim> {
     if (!this->looks_up()) return;
     Tile tile;
     if (kAll) this->load_first(tile);  // no earlier kernel writes it
-    ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents();
+    begin_dependent();
     // For the next kernel nothing is counted yet, and no block has begun.
     if (part_ == 0 && thread_ <= kBatchParts) this->counts()[thread_] = 0;
     if (!kAll) this->load_first(tile);
@@ -127,8 +127,7 @@ class BatchChoice : private BatchProduct<Element, kDim> {
     if (!this->looks_up()) return;
     Tile tile;
     if (k_ == 0) this->load_first(tile);
-    ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents();
+    begin_dependent();
     const bool moved = !kScores && this->take_ticket();
     if (k_ > 0 || moved) this->load_first(tile);
     const uint32_t before = k_ == 0 ? 0 : this->faults_before();

@@ -1,10 +1,9 @@
 #include <cub/block/block_scan.cuh>
 
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/common/element.cuh"
-#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/decode/context_layer.cuh"
 #include "libruntime/kernels/cuda/decode/contexts/kernel.h"
-#include "libruntime/kernels/cuda/ptx/cluster.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -19,8 +18,7 @@ class PrepareRow {
   explicit __device__ PrepareRow(const ContextRows& params) : p_(params) {}
 
   __device__ void run() {
-    ptx::griddepcontrol_wait();
-    ptx::griddepcontrol_launch_dependents();
+    begin_dependent();
     own_ = p_.contexts[given_];
     // One thread reads the slot, which may be filled meanwhile; take_layer() begins with a barrier.
     if (thread_ == 0) s_.named = layer_named(p_, own_);
@@ -195,8 +193,7 @@ __global__ void __launch_bounds__(kMostCut)
   using Scan = cub::BlockScan<int, kMostCut>;
   __shared__ typename Scan::TempStorage scan[2];
   __shared__ int first[kMostCut + 1];
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
+  begin_dependent();
   const int row = static_cast<int>(threadIdx.x);
   const bool is = row < count_rows;
   const auto alike = [](const ContextLayer& a, const ContextLayer& b) {
@@ -221,8 +218,7 @@ __global__ void __launch_bounds__(kMostCut)
 // A warp a request and query head. A row with NaN makes the request's NaN.
 __global__ void __launch_bounds__(kMergeThreads)
     merge_rows_kernel(const __grid_constant__ ContextRows p) {
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
+  begin_dependent();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t to = int64_t{blockIdx.x} * (kMergeThreads / 32) + threadIdx.x / 32;
   if (to >= int64_t{p.requests} * p.query_heads) return;

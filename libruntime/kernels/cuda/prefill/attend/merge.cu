@@ -1,9 +1,9 @@
 // A warp merges 64 columns of a row.
 #include <algorithm>
 
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/common/element.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/merge.h"
-#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 
 namespace sqz::cuda {
@@ -64,7 +64,7 @@ __device__ void merge_row(const MergeSplits& params, const SplitTile& tile, int 
 
 __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ MergeSplits call) {
-  prefill::begin_dependent();
+  begin_dependent();
   const QueryTiles& tiles = call.tiles;
   const int kv_heads = call.shape.kv_heads, columns = (call.shape.dim + 63) / 64;
   const int64_t count = call.splits != nullptr

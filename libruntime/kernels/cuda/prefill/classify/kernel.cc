@@ -15,14 +15,9 @@ Status block_classify(const BlockClassify& call, cudaStream_t stream) {
     SQZ_RETURN_IF_ERROR(find_logits(call, stretch, stream));
     SQZ_RETURN_IF_ERROR(add_shares(call, stretch, stream));
   }
-  SelectRuns select;  // counts no vectors: networks are the model's
-  select.blocks = lookup.blocks;
-  select.kv_heads = lookup.shape.kv_heads;
-  select.level = lookup.level;
+  SelectRuns select = {lookup};  // counts no vectors: networks are the model's
   select.scores = call.scores;
   select.stride = lookup.level.clusters;
-  select.chosen = lookup.chosen;
-  select.counters = lookup.counters;
   return launch_select(select, call.device, stream);
 }
 

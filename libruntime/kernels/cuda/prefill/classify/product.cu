@@ -1,10 +1,9 @@
 // Products of a split matrix with weights, tile by tile: 4 warps with 64 rows and 64 columns each.
 // Tiles are laid out so that a lane finds its part of an mma's operands side by side: 8 columns,
 // which permutes them alike for both sides (common/rows.cuh).
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/common/element.cuh"
-#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/prefill/classify/kernel.h"
-#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/ptx/cp_async.cuh"
 
 namespace sqz::cuda {
@@ -72,7 +71,7 @@ struct LogitsOut {
 template <class Out>
 __global__ void __launch_bounds__(kThreads)
     product_kernel(const __grid_constant__ Product call, const __grid_constant__ Out out) {
-  prefill::begin_dependent();
+  begin_dependent();
   extern __shared__ __align__(16) char memory[];
   auto* ring = reinterpret_cast<Stage*>(memory);
   const int head = static_cast<int>(blockIdx.z), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -165,7 +164,7 @@ __global__ void __launch_bounds__(32 * kFewWarps)
     }
   };
   load(warp);
-  prefill::begin_dependent();
+  begin_dependent();
   float d[kFewTiles][4] = {};
 #pragma unroll 1
   for (int first = warp; first < columns; first += kOnce * kFewWarps) {

@@ -1,10 +1,9 @@
 // Queries to split matrices, turned back from their positions where they come after RoPE.
 #include <algorithm>
 
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/common/element.cuh"
-#include "libruntime/kernels/cuda/common/launch_options.h"
 #include "libruntime/kernels/cuda/prefill/classify/kernel.h"
-#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -27,7 +26,7 @@ struct SplitCall {
 
 // A block of threads a token; those beyond the last one fill tiles up.
 __global__ void __launch_bounds__(kThreads) split_kernel(const __grid_constant__ SplitCall call) {
-  prefill::begin_dependent();
+  begin_dependent();
   __shared__ float cosines[kMostHalf], sines[kMostHalf];
   for (int i = blockIdx.x * kThreads + threadIdx.x; i < call.lists; i += gridDim.x * kThreads) {
     call.totals[i].fault = 0;

@@ -1,9 +1,8 @@
 // From logits to the scores of buckets: the softmax of every query, added up over the tokens and
 // heads of a block, over the bucket's size.
-#include "libruntime/kernels/cuda/common/launch_options.h"
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/prefill/classify/kernel.h"
-#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 
 namespace sqz::cuda {
@@ -15,7 +14,7 @@ constexpr int kWarps = kThreads / 32;
 // A warp a row.
 __global__ void __launch_bounds__(kThreads)
     row_sums_kernel(const __grid_constant__ BlockClassify call, int rows, int64_t head_rows) {
-  prefill::begin_dependent();
+  begin_dependent();
   const int row = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x / 32);
   const int head = static_cast<int>(blockIdx.y), lane = threadIdx.x % 32;
   if (row >= rows) return;
@@ -49,7 +48,7 @@ __device__ void put_score(const BlockClassify& call, int pair, int head, int buc
 __global__ void __launch_bounds__(kThreads)
     add_shares_kernel(const __grid_constant__ BlockClassify call, Stretch stretch,
                       int64_t head_rows) {
-  prefill::begin_dependent();
+  begin_dependent();
   __shared__ float2 sums[kWarps][32];
   const PrefillLookup& lookup = call.lookup;
   const PrefillShape& p = lookup.shape;

@@ -11,6 +11,9 @@
 
 namespace sqz::cuda {
 
+// What kernels for Hopper are launched for.
+inline constexpr Device kHopper = {.capability = 90, .compiled = 90};
+
 // Rows lie in shared memory in chunks of 64 elements, swizzled over these 128 bytes, so that a box
 // may begin at any row. The last chunk is filled up with zeros.
 inline constexpr int kRowBytes = 128;

@@ -1,6 +1,6 @@
 // The states that the pieces of a list left for a row, added up in their order: a thread a row.
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/common/scores.cuh"
-#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill/lookup/kernel.h"
 

@@ -77,20 +77,13 @@ Status launch_passes(const PrefillLookupParams& params, const Device& device, cu
 }
 
 SelectRuns select_of(const PrefillLookupParams& params) {
-  SelectRuns select;
-  select.blocks = params.blocks;
-  select.kv_heads = params.shape.kv_heads;
-  select.group = params.shape.group;
-  select.level = params.level;
-  select.alive = params.alive;
+  SelectRuns select = {params};
   select.ids = params.ids;
   select.alive_sizes = params.alive_sizes;
   select.scores = params.columns;
   select.stride = params.level.clusters;
   select.tile_tokens = params.sm90 ? params.column_plan.tokens : 0;
   select.vectors = params.pages() ? 2 : 1;
-  select.chosen = params.chosen;
-  select.counters = params.counters;
   return select;
 }
 

@@ -1,18 +1,16 @@
 // From column sums to runs: one block a list. Clusters stand at positions of the list of those that
 // were scored.
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/lookup/select.h"
 
 #include <cuda_runtime.h>
 
 #include "libruntime/kernels/cuda/common/scores.cuh"
-#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 #include "libruntime/kernels/cuda/prefill/lookup/kernel.h"
 
 namespace sqz::cuda {
 namespace {
-
-using prefill::begin_dependent;
 
 constexpr int kSelectThreads = 1024;   // where lists are few,
 constexpr int kManyListThreads = 256;  // and where several blocks share a multiprocessor
@@ -121,7 +119,7 @@ __device__ uint32_t rank_scores(const SelectRuns& call, const List<kThreads>& li
                                 int64_t tile_stride, Shared& shared) {
   constexpr int kAtOnce = List<kThreads>::kAtOnce;
   const int32_t tiles = kSums ? (block.y + call.tile_tokens - 1) / call.tile_tokens : 1;
-  const float log_share = log2f(static_cast<float>(block.y * call.group));
+  const float log_share = log2f(static_cast<float>(block.y * call.shape.group));
   const bool by_budget = list.wanted != nullptr, by_threshold = !by_budget || !list.finest;
   const bool none = list.logarithms && !(list.threshold <= kMostLogarithm);
   const uint32_t cutoff = none ? ~0u : max(rank_of_score(list.logarithms, list.threshold), 1);
@@ -262,7 +260,7 @@ __device__ uint32_t choose_by_budget(const List<kThreads>& list, uint32_t wanted
   const uint32_t cutoff = shared.prefix;
   uint32_t left = shared.left, keys_chosen = 0;
   const auto fits = [&](uint32_t keys, uint32_t rest) {
-    return keys <= rest || (list.finest ? 2 * uint64_t{rest} > keys : rest > 0);
+    return list.finest ? 2 * uint64_t{rest} > keys : rest > 0;
   };
   if (!several) {
     const bool all = fits(shared.keys, left);
@@ -295,7 +293,7 @@ __device__ void count(const SelectRuns& call, const List<kThreads>& list, int32_
   const auto vectors = static_cast<unsigned long long>(list.count) * call.vectors;
   if (vectors > 0) atomicAdd(&list.counters[2], vectors);
   if (!list.finest) return;
-  if (number % call.kv_heads == 0) atomicAdd(&list.counters[0], 1ull);
+  if (number % call.shape.kv_heads == 0) atomicAdd(&list.counters[0], 1ull);
   atomicAdd(&list.counters[1], static_cast<unsigned long long>(keys));
 }
 
@@ -384,8 +382,8 @@ __global__ void __launch_bounds__(kThreads, kSelectThreads / kThreads)
   begin_dependent();
   __shared__ Shared shared;
   extern __shared__ uint32_t chosen[];
-  const int32_t number = blockIdx.x, kv_head = number % call.kv_heads;
-  const int2 block = block_of(call.blocks, number / call.kv_heads);
+  const int32_t number = blockIdx.x, kv_head = number % call.shape.kv_heads;
+  const int2 block = block_of(call.blocks, number / call.shape.kv_heads);
   const int scope = block.y > 1 ? 1 : 0;
   const bool all = call.alive.totals == nullptr;
   List<kThreads> list;
@@ -396,7 +394,7 @@ __global__ void __launch_bounds__(kThreads, kSelectThreads / kThreads)
   list.finest = call.level.finest;
   list.counters = call.counters;
   if (call.own != nullptr) {
-    const LookupLayer& own = call.own[number / call.kv_heads].lookup;
+    const LookupLayer& own = call.own[number / call.shape.kv_heads].lookup;
     if (call.depth >= own.levels) return;
     const LookupLevel& level = own.level[call.depth];
     n = level.clusters;
@@ -482,7 +480,7 @@ Status launch_select(const SelectRuns& call, const Device& device, cudaStream_t 
     return {Code::kUnsupported, concat("selection on the GPU: ", call.level.clusters,
                                        " clusters, expected at most ", 8 * kMostBits)};
   }
-  const int lists = call.blocks.count * call.kv_heads;
+  const int lists = call.blocks.count * call.shape.kv_heads;
   const bool few = lists < 2 * device.multiprocessors;
   return launch_blocks(few ? select_kernel<kSelectThreads> : select_kernel<kManyListThreads>, lists,
                        few ? kSelectThreads : kManyListThreads, static_cast<int64_t>(bits), device,

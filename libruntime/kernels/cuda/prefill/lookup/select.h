@@ -8,12 +8,9 @@
 
 namespace sqz::cuda {
 
-struct SelectRuns {
-  QueryBlocks blocks;
-  int32_t kv_heads = 0, group = 0;
-  PrefillLevel level;
-  // The clusters that have a score; null: all, and their positions are their numbers.
-  RunLists alive;
+// `alive` are the clusters that have a score; of `shape` only heads matter.
+struct SelectRuns : PrefillLookup {
+  // Where some are alive: else their positions are their numbers.
   const uint32_t* ids = nullptr;          // [lists, n] cluster at each position,
   const uint32_t* alive_sizes = nullptr;  // [lists, n] and its size
   // [lists, stride] log2 S of each position, -infinity if it is empty; or [tiles, lists, stride]
@@ -22,11 +19,9 @@ struct SelectRuns {
   int64_t stride = 0;
   int32_t tile_tokens = 0;
   uint32_t vectors = 0;  // that were read for a cluster
-  RunLists chosen;       // out
   // In place of `chosen`: [lists, ceil(stride / 32)] bits of the clusters; [lists] not 0 = a fault.
   uint32_t* bits = nullptr;
   const uint32_t* faults = nullptr;
-  unsigned long long* counters = nullptr;  // {selections, keys, vectors}; may be null
   // In device memory, by block of one request: its own layer, of which level `depth` is served in
   // place of `level`, which has the most clusters. Only with `bits`.
   const ContextLayer* own = nullptr;

@@ -11,7 +11,7 @@ constexpr int kThreads = 256;
 struct Unpack {
   CodedSource from;
   RunLists lists;  // totals null: all rows
-  int64_t slots, blocks;
+  int64_t slots;
   int32_t kv_heads, dim, value_dim;
   UnpackedRows to;
   unsigned long long* vectors;  // may be null
@@ -96,11 +96,6 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const __grid_constant_
   }
 }
 
-// Mean keys and mean values of everything.
-__global__ void count_all_kernel(const __grid_constant__ Unpack p) {
-  atomicAdd(p.vectors, 2ull * p.blocks * p.kv_heads * p.from.count);
-}
-
 }  // namespace
 
 Status forget_rows(const AttendParams& params, const UnpackedRows& to, cudaStream_t stream) {
@@ -113,7 +108,7 @@ Status forget_rows(const AttendParams& params, const UnpackedRows& to, cudaStrea
 Status unpack_rows(const AttendParams& params, int64_t blocks, const UnpackedRows& to,
                    unsigned long long* vectors, cudaStream_t stream) {
   if (params.slots == 0) return {};
-  const Unpack call = {params.coded, params.lists,     params.slots, blocks, params.kv_heads,
+  const Unpack call = {params.coded, params.lists,     params.slots, params.kv_heads,
                        params.dim,   params.value_dim, to,           vectors};
   const auto launch = [&](auto* kernel, int64_t grid, int threads) {
     return launch_blocks(kernel, static_cast<unsigned>(grid), threads, 0, Device(), stream, call);
@@ -121,8 +116,6 @@ Status unpack_rows(const AttendParams& params, int64_t blocks, const UnpackedRow
   if (params.lists.totals != nullptr) {
     const int64_t selections = params.lists.of_heads ? 1 : blocks;
     SQZ_RETURN_IF_ERROR(launch(mark_kernel, selections * params.kv_heads, kThreads));
-  } else if (vectors != nullptr) {
-    SQZ_RETURN_IF_ERROR(launch(count_all_kernel, 1, 1));
   }
   return launch(params.dtype == DType::kBF16 ? unpack_kernel<Bf16> : unpack_kernel<F16>,
                 params.kv_heads * UnpackedRows::tiles(params.slots), kThreads);

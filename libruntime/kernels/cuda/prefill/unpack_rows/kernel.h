@@ -23,8 +23,8 @@ Status forget_rows(const AttendParams& params, const UnpackedRows& to, cudaStrea
 
 // Unpacks the rows of params.coded that params.lists have, which are of `blocks` selections, and
 // that are not there, each number rounded once; without lists all rows. Dimensions are multiples
-// of 8. Unless `vectors` is null, adds to it the vectors that these rows stand on and that no
-// lookup has read: a mean value for each cluster in the runs; without lists, the mean keys as well.
+// of 8. Unless `vectors` is null, adds to it a mean value for each cluster in the runs: no lookup
+// has read it.
 Status unpack_rows(const AttendParams& params, int64_t blocks, const UnpackedRows& to,
                    unsigned long long* vectors, cudaStream_t stream);
 

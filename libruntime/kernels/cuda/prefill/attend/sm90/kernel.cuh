@@ -13,11 +13,11 @@
 #include <cuda.h>
 
 #include "libruntime/cuda/cuda_status.h"
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/config.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/listed_rows.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/softmax.cuh"
-#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/items.cuh"
 #include "libruntime/kernels/cuda/prefill/common/ring.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
@@ -454,7 +454,7 @@ Status launch_kernel(const PrefillAttendParams& params, const AttendMaps& maps, 
   static_assert(kBytes <= kSharedLimit);
   auto* kernel = attend_kernel<T, Layout, kMasked>;
   const int grid = params.item_capacity < multiprocessors ? params.item_capacity : multiprocessors;
-  return launch_dependent(kernel, grid, Layout::kThreads, kBytes, stream, params, maps);
+  return launch_blocks(kernel, grid, Layout::kThreads, kBytes, kHopper, stream, params, maps);
 }
 
 template <class T, int kDim>

@@ -9,9 +9,9 @@
 // its list: all parts of all lists go through the keys together, and what lists share is in the L2.
 #include <cuda_runtime.h>
 
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/common/scores.cuh"
 #include "libruntime/kernels/cuda/prefill/attend/sm90/kernel.h"
-#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"
 
 namespace sqz::cuda::prefill {
@@ -244,7 +244,8 @@ __global__ void __launch_bounds__(kScheduleThreads)
 
 Status launch_schedule(const PrefillAttendParams& params, int multiprocessors,
                        cudaStream_t stream) {
-  return launch_dependent(schedule_kernel, 1, kScheduleThreads, 0, stream, params, multiprocessors);
+  return launch_blocks(schedule_kernel, 1, kScheduleThreads, 0, kHopper, stream, params,
+                       multiprocessors);
 }
 
 }  // namespace sqz::cuda::prefill

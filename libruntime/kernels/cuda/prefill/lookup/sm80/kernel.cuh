@@ -3,8 +3,8 @@
 // being kept: a block has more of them than a memory pass is worth.
 #pragma once
 
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/common/scores.cuh"
-#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/sm80_tile.cuh"
 #include "libruntime/kernels/cuda/prefill/lookup/kernel.h"
 
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim, kTiles>::kThreads, Sm80Tile<kDi
   __shared__ float added[2][Tile::kStream];
   __shared__ int64_t query_rows[2][kScores ? Tile::kStream : 1];
   const PrefillShape& p = call.shape;
-  prefill::begin_dependent();
+  begin_dependent();
   const int item = static_cast<int>(blockIdx.x), parts = kScores ? 1 : call.row_plan.pieces;
   const int part = item % parts, first = item / parts % tiles * Tile::kRows;
   const Sm80Pair own(call, item / parts / tiles);

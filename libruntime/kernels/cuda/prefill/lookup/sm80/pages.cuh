@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kPartThreads)
   constexpr int kChunks = kDim / 8, kLanes = kPartThreads / kChunks;
   __shared__ float sums[kLanes][2 * kDim];
   const PrefillShape& p = call.shape;
-  prefill::begin_dependent();
+  begin_dependent();
   const int item = static_cast<int>(blockIdx.x), piece = item % call.page_pieces;
   const Sm80Pair own(call, item / call.page_pieces);
   const int count = own.tokens * p.group;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(Sm80Tile<kDim>::kThreads)
   constexpr int kPageWords = Tile::kRows * Tile::kStride, kRowWords = kPageStream * Tile::kStride;
   extern __shared__ __align__(16) uint16_t memory[];
   const PrefillShape& p = call.shape;
-  prefill::begin_dependent();
+  begin_dependent();
   const int item = static_cast<int>(blockIdx.x), head = item / page_tiles % p.kv_heads;
   const int first_block = item / page_tiles / p.kv_heads * kPageStream;
   const int columns = min(kPageStream, call.blocks.count - first_block);

@@ -6,7 +6,7 @@
 #include <cuda_fp16.h>
 
 #include "libruntime/cuda/cuda_status.h"
-#include "libruntime/kernels/cuda/prefill/common/dependent.cuh"
+#include "libruntime/kernels/cuda/common/dependent.cuh"
 #include "libruntime/kernels/cuda/prefill/common/items.cuh"
 #include "libruntime/kernels/cuda/prefill/common/ring.cuh"
 #include "libruntime/kernels/cuda/prefill/common/rows.cuh"

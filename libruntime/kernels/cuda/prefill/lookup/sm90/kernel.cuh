@@ -15,7 +15,7 @@ Status launch_pass(void (*kernel)(PrefillLookupParams, LookupMaps), int threads,
   const int64_t items =
       int64_t{plan.row_tiles} * plan.pieces * params.blocks.count * params.shape.kv_heads;
   const int grid = static_cast<int>(items < multiprocessors ? items : multiprocessors);
-  return launch_dependent(kernel, grid, threads, kShared, stream, params, maps);
+  return launch_blocks(kernel, grid, threads, kShared, kHopper, stream, params, maps);
 }
 
 }  // namespace sqz::cuda::prefill
