@@ -97,11 +97,6 @@ Result<Memory> lay_out(const LayerProblem& problem, int64_t heads, void* base) {
   return memory;
 }
 
-RowType row_type(DType dtype) {
-  if (dtype == DType::kF32) return RowType::kF32;
-  return dtype == DType::kF16 ? RowType::kF16 : RowType::kBF16;
-}
-
 // KV heads that the kernels can number at once.
 int64_t most_heads(const LayerProblem& problem) {
   int64_t heads = problem.heads;
@@ -159,7 +154,7 @@ class Group {
     pack.heads = heads();
     pack.tokens = static_cast<int32_t>(problem_.tokens);
     pack.dim = dim();
-    pack.out_type = row_type(problem_.dtype);
+    pack.out_type = problem_.dtype;
     pack.out_dim = dim();
     if (problem_.device == nullptr) {
       pack.rows = memory_.staging;
@@ -167,7 +162,7 @@ class Group {
       return pack;
     }
     const DeviceRows& device = *problem_.device;
-    pack.type = row_type(device.dtype);
+    pack.type = device.dtype;
     pack.head_stride = device.head_stride;
     pack.rows = static_cast<const char*>(values ? device.values : device.keys) +
                 first_ * device.head_stride * dtype_size(device.dtype);
@@ -202,7 +197,7 @@ class Group {
       PackParams pack = rows_of(false);
       pack.first = static_cast<int32_t>(problem_.sink);
       pack.count = clustered();
-      pack.out_type = RowType::kBF16;
+      pack.out_type = DType::kBF16;
       pack.out_dim = static_cast<int32_t>(padded_dim(problem_.dim));
       pack.out = memory_.points;
       SQZ_RETURN_IF_ERROR(pack_rows(pack, stream_));

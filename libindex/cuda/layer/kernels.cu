@@ -13,25 +13,9 @@ constexpr int kChainThreads = 512;
 constexpr int kChainWarps = kChainThreads / 32;
 constexpr int kMaxDim = 256;
 
-template <class Out>
-struct Narrow;
-template <>
-struct Narrow<__nv_bfloat16> {
-  static __device__ __nv_bfloat16 of(float x) { return __float2bfloat16_rn(x); }
-  static constexpr float kLargest = 0x1.fep127f;
-};
-template <>
-struct Narrow<__half> {
-  static __device__ __half of(float x) { return __float2half_rn(x); }
-  static constexpr float kLargest = 65504.0f;
-};
-
 // A thread a component; grid y is the head.
-template <class In, class Out>
 __global__ void __launch_bounds__(kThreads) pack_kernel(const PackParams params) {
   const int64_t head = blockIdx.y;
-  const In* rows = static_cast<const In*>(params.rows) + head * params.head_stride;
-  Out* out = static_cast<Out*>(params.out) + head * params.count * params.out_dim;
   const int64_t skipped = params.bad != nullptr ? 0 : params.first;
   const int64_t total =
       static_cast<int64_t>(params.bad != nullptr ? params.tokens : params.count) * params.out_dim;
@@ -41,24 +25,19 @@ __global__ void __launch_bounds__(kThreads) pack_kernel(const PackParams params)
     const int64_t token = skipped + i / params.out_dim;
     const int column = static_cast<int>(i % params.out_dim);
     const int64_t from = token * params.dim + column;
-    const float x = column < params.dim ? widen(rows[from]) : 0.0f;
-    if (params.bad != nullptr && !(fabsf(x) <= Narrow<Out>::kLargest)) {
+    const float x = column < params.dim
+                        ? load_1(params.type, params.rows, head * params.head_stride + from)
+                        : 0.0f;
+    // A NaN differs from itself, a number beyond the type from the largest one of the type.
+    if (params.bad != nullptr && saturated(params.out_type, x) != x) {
       const uint64_t place = static_cast<uint64_t>(head) * params.tokens * params.dim + from;
       atomicMin(reinterpret_cast<unsigned long long*>(params.bad), place);
     }
     const int64_t row = token - params.first;
     if (row >= 0 && row < params.count) {
-      out[row * params.out_dim + column] = Narrow<Out>::of(x);
+      store_1(params.out_type, params.out, (head * params.count + row) * params.out_dim + column,
+              x);
     }
-  }
-}
-
-template <class In>
-void launch_pack(const PackParams& params, dim3 grid, cudaStream_t stream) {
-  if (params.out_type == RowType::kF16) {
-    pack_kernel<In, __half><<<grid, kThreads, 0, stream>>>(params);
-  } else {
-    pack_kernel<In, __nv_bfloat16><<<grid, kThreads, 0, stream>>>(params);
   }
 }
 
@@ -186,17 +165,7 @@ Status pack_rows(const PackParams& params, cudaStream_t stream) {
   const int64_t blocks = (tokens * params.out_dim + 8 * kThreads - 1) / (8 * kThreads);
   const dim3 grid(static_cast<unsigned>(blocks < (1 << 20) ? blocks : 1 << 20),
                   static_cast<unsigned>(params.heads));
-  switch (params.type) {
-    case RowType::kF32:
-      launch_pack<float>(params, grid, stream);
-      break;
-    case RowType::kBF16:
-      launch_pack<__nv_bfloat16>(params, grid, stream);
-      break;
-    case RowType::kF16:
-      launch_pack<__half>(params, grid, stream);
-      break;
-  }
+  pack_kernel<<<grid, kThreads, 0, stream>>>(params);
   return cuda_status(cudaGetLastError(), "pack kernel");
 }
 

@@ -7,11 +7,10 @@
 
 #include <cstdint>
 
+#include "formats/base/dtype.h"
 #include "formats/base/status.h"
 
 namespace sqz::cuda {
-
-enum class RowType : int32_t { kF32, kBF16, kF16 };
 
 // out[b, i, :] = rows[b, first + i, :] rounded to `out_type`, components from `dim` to `out_dim`
 // zero.
@@ -19,11 +18,11 @@ struct PackParams {
   int32_t heads = 0, tokens = 0, dim = 0;  // B, N, d
   int64_t head_stride = 0;                 // elements of `rows` from head to head
   const void* rows = nullptr;              // [B, N, d]
-  RowType type = RowType::kF32;            // of rows
+  DType type = DType::kF32;                // of rows: F32, BF16 or F16
   int32_t first = 0, count = 0;
-  RowType out_type = RowType::kBF16;  // or kF16
-  int32_t out_dim = 0;                // d or more
-  void* out = nullptr;                // [B, count, out_dim]; may be null if count = 0
+  DType out_type = DType::kBF16;  // or F16
+  int32_t out_dim = 0;            // d or more
+  void* out = nullptr;            // [B, count, out_dim]; may be null if count = 0
   // [1], all ones before: the lowest b N d + t d + c of an element of all of `rows`, copied or not,
   // that is NaN, infinite or beyond out_type. Null: not looked for.
   uint64_t* bad = nullptr;
