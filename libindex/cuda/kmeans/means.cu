@@ -1,6 +1,4 @@
 // Writes what an index stores of the clusters: means, rows in slot order, clusters in tree order.
-#include <cuda_fp16.h>
-
 #include "libindex/cuda/kmeans.h"
 #include "libindex/cuda/kmeans/update/fixed_point.cuh"
 #include "libruntime/cuda/cuda_status.h"
@@ -13,29 +11,8 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kScanThreads = 1024;
 constexpr uint32_t kPartial = 64;  // rows that a lane adds in float32 before the float64 sum
 
-// Rows of either 16-bit type.
-struct Bf16Rows {
-  static __device__ void read(const uint4& raw, float (&values)[8]) { unpack(raw, values); }
-  static __device__ uint32_t pair(float low, float high) { return pack(low, high); }
-};
-struct F16Rows {
-  static __device__ void read(const uint4& raw, float (&values)[8]) {
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      values[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(words[i])));
-      values[2 * i + 1] =
-          __half2float(__ushort_as_half(static_cast<unsigned short>(words[i] >> 16)));
-    }
-  }
-  static __device__ uint32_t pair(float low, float high) {
-    return static_cast<uint32_t>(__half_as_ushort(__float2half_rn(low))) |
-           static_cast<uint32_t>(__half_as_ushort(__float2half_rn(high))) << 16;
-  }
-};
-
 // A warp a cluster; lane group r adds rows r, r + rows, ..., in that order.
-template <class Rows>
+template <class Element>
 __global__ void __launch_bounds__(kThreads) means_kernel(const MeansParams params) {
   const KmeansShape shape = params.shape;
   const int64_t cluster = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -55,8 +32,9 @@ __global__ void __launch_bounds__(kThreads) means_kernel(const MeansParams param
         if (place >= end) break;
         const int64_t row = head_rows + params.order[head_rows + place];
         float values[8];
-        Rows::read(__ldg(static_cast<const uint4*>(params.rows) + row * lanes.lanes + lanes.column),
-                   values);
+        unpack<Element>(
+            __ldg(static_cast<const uint4*>(params.rows) + row * lanes.lanes + lanes.column),
+            values);
         const float weight = params.weights ? static_cast<float>(params.weights[row]) : 1.0f;
         weight_partial += weight;
 #pragma unroll
@@ -82,9 +60,8 @@ __global__ void __launch_bounds__(kThreads) means_kernel(const MeansParams param
     mean[e] = weight_sum > 0 ? static_cast<float>(total / weight_sum) : 0.0f;
   }
   if (lanes.row == 0) {
-    static_cast<uint4*>(params.means)[cluster * lanes.lanes + lanes.column] =
-        make_uint4(Rows::pair(mean[0], mean[1]), Rows::pair(mean[2], mean[3]),
-                   Rows::pair(mean[4], mean[5]), Rows::pair(mean[6], mean[7]));
+    store_row_part<Element>(static_cast<uint4*>(params.means) + cluster * lanes.lanes, lanes.column,
+                            mean);
   }
 }
 
@@ -152,9 +129,9 @@ Status cluster_means(const MeansParams& params, cudaStream_t stream) {
   }
   const unsigned grid = warps_grid(int64_t{shape.heads} * shape.clusters);
   if (params.float16) {
-    means_kernel<F16Rows><<<grid, kThreads, 0, stream>>>(params);
+    means_kernel<F16><<<grid, kThreads, 0, stream>>>(params);
   } else {
-    means_kernel<Bf16Rows><<<grid, kThreads, 0, stream>>>(params);
+    means_kernel<Bf16><<<grid, kThreads, 0, stream>>>(params);
   }
   return cuda_status(cudaGetLastError(), "means kernel");
 }

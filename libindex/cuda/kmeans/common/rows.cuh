@@ -1,9 +1,9 @@
-// Rows of bf16 read by a warp.
+// Rows of 16-bit numbers, bf16 if nothing else is said, read by a warp.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
+
+#include "libruntime/kernels/cuda/common/element.cuh"
 
 namespace sqz::cuda {
 
@@ -18,25 +18,21 @@ struct RowLanes {
         column((threadIdx.x & 31) % lanes) {}
 };
 
+template <class Element = Bf16>
 __device__ __forceinline__ void unpack(const uint4& raw, float (&values)[8]) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    values[2 * i] = __uint_as_float(words[i] << 16);
-    values[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+    values[2 * i] = Element::low(words[i]);
+    values[2 * i + 1] = Element::high(words[i]);
   }
 }
 
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  return static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(low))) |
-         static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16;
-}
-
-__device__ __forceinline__ void store_row_part(__nv_bfloat16* row, int column,
-                                               const float (&values)[8]) {
-  reinterpret_cast<uint4*>(row)[column] =
-      make_uint4(pack(values[0], values[1]), pack(values[2], values[3]), pack(values[4], values[5]),
-                 pack(values[6], values[7]));
+template <class Element = Bf16>
+__device__ __forceinline__ void store_row_part(void* row, int column, const float (&values)[8]) {
+  static_cast<uint4*>(row)[column] =
+      make_uint4(Element::pack(values[0], values[1]), Element::pack(values[2], values[3]),
+                 Element::pack(values[4], values[5]), Element::pack(values[6], values[7]));
 }
 
 }  // namespace sqz::cuda
