@@ -4,6 +4,7 @@
 #include "libindex/cuda/kmeans/common/rows.cuh"
 #include "libruntime/cuda/cuda_status.h"
 #include "libruntime/kernels/cuda/common/element.cuh"
+#include "libruntime/kernels/cuda/common/scores.cuh"
 
 namespace sqz::cuda {
 namespace {
@@ -72,12 +73,6 @@ __global__ void __launch_bounds__(kThreads) chain_norms_kernel(const ChainParams
   if (lane == 0) params.inverse_norms[cluster] = square > 0 ? 1 / sqrtf(square) : 0.0f;
 }
 
-// Orders like the floats, as an integer.
-__device__ __forceinline__ uint32_t ordered(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
 // A block a head: the chain is one long dependence, the candidates of a step are shared by warps.
 __global__ void __launch_bounds__(kChainThreads) chain_kernel(const ChainParams params) {
   extern __shared__ uint32_t used[];  // a bit a place of `list`
@@ -117,7 +112,7 @@ __global__ void __launch_bounds__(kChainThreads) chain_kernel(const ChainParams 
           }
           const float cosine = warp_sum(product) * inverse_norms[cluster];
           const unsigned long long candidate =
-              static_cast<unsigned long long>(ordered(cosine)) << 32 | ~place;
+              static_cast<unsigned long long>(rank_of(cosine)) << 32 | ~place;
           if (candidate > best) best = candidate;
         }
       }

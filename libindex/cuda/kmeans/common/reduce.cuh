@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "libruntime/kernels/cuda/common/scores.cuh"
+
 namespace sqz::cuda {
 
 template <class T>
@@ -30,23 +32,13 @@ struct Scan {
 __device__ inline Scan block_scan_1024(uint32_t value) {
   __shared__ uint32_t sums[32];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  uint32_t inclusive = value;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const uint32_t other = __shfl_up_sync(~0u, inclusive, offset);
-    if (lane >= offset) inclusive += other;
-  }
+  const uint32_t inclusive = scan_warp(value);
   __syncthreads();  // sums may still be read from the call before
   if (lane == 31) sums[warp] = inclusive;
   __syncthreads();
-  uint32_t warps = sums[lane];
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const uint32_t other = __shfl_up_sync(~0u, warps, offset);
-    if (lane >= offset) warps += other;
-  }
-  const uint32_t before_warp = warp == 0 ? 0 : __shfl_sync(~0u, warps, (warp + 31) & 31);
-  return {before_warp + inclusive - value, __shfl_sync(~0u, warps, 31)};
+  const uint32_t of_warp = sums[lane];
+  return {__reduce_add_sync(~0u, lane < warp ? of_warp : 0) + inclusive - value,
+          __reduce_add_sync(~0u, of_warp)};
 }
 
 }  // namespace sqz::cuda
