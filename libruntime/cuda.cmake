@@ -2,7 +2,9 @@
 # static CUDA runtime: the driver is all that it needs of a machine.
 set(SQZ_RUNTIME_CUDA_DIR ${CMAKE_CURRENT_LIST_DIR})
 
-# Adds to the list `sources` a kernel's instantiation.cu.in for each of its dimensions and types.
+# Adds to the list `sources` a kernel's instantiation.cu.in for each of its dimensions and types. Its
+# folder is in SQZ_KERNELS_DIR.
+set(SQZ_KERNELS_DIR ${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda)
 set(SQZ_KERNEL_DIMS 64 96 128 256)
 set(SQZ_SM80_DIMS 64 80 96 128 160 192 256 512)
 function(sqz_instantiate sources kernel dims)
@@ -10,7 +12,7 @@ function(sqz_instantiate sources kernel dims)
     foreach(DIM ${${dims}})
       string(REPLACE ", " "_" name "${TYPE}_d${DIM}")
       set(file ${CMAKE_CURRENT_BINARY_DIR}/${kernel}/${name}.cu)
-      configure_file(${SQZ_RUNTIME_CUDA_DIR}/kernels/cuda/${kernel}/instantiation.cu.in ${file} @ONLY)
+      configure_file(${SQZ_KERNELS_DIR}/${kernel}/instantiation.cu.in ${file} @ONLY)
       list(APPEND ${sources} ${file})
     endforeach()
   endforeach()
