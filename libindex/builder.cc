@@ -304,7 +304,7 @@ class Builder final : public IndexBuilder {
   }
 
   TreeOptions tree_options(int64_t layer) const {
-    return {layout_.clusters, options_.iterations, options_.seed, layer, threads_};
+    return {layout_.cluster_counts[layer], options_.iterations, options_.seed, layer, threads_};
   }
 
   LayerProblem layer_problem(int64_t layer, const LayerInput& input) const {
@@ -327,7 +327,7 @@ class Builder final : public IndexBuilder {
   Status store_dense(int64_t layer, const LayerInput& input) {
     const Timer timer(report_.seconds.write);
     if (input.device != nullptr) {
-      return layer_engine()->fill_dense(layer_problem(layer, input), store().buffers());
+      return layer_engine()->fill(layer_problem(layer, input), {}, store().buffers());
     }
     SQZ_RETURN_IF_ERROR(check_values(layer, input));
     const int64_t first = given_tokens(layer, input) - layout_.shape(layer).exact;

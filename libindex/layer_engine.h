@@ -43,12 +43,10 @@ class LayerEngine {
   // kNumeric names layer, KV head and token of a key or value that is NaN, infinite or beyond the
   // stored dtype. Where memory is short, KV heads are processed in groups, with the same result;
   // kOutOfMemory says how much one KV head needs, and what to lower. `progress(done,
-  // total)` counts KV heads.
+  // total)` counts KV heads. Without clusters (M = 0) tokens problem.sink .. N - 1 are stored.
   virtual Status fill(const LayerProblem& problem,
                       const std::function<void(int64_t, int64_t)>& progress,
                       LayerBuffers& buffers) = 0;
-  // A layer that is stored whole (M = 0): tokens problem.sink .. N - 1, from the device.
-  virtual Status fill_dense(const LayerProblem& problem, LayerBuffers& buffers) = 0;
 
   // Calibration on the engine's device. The engine and `input` must outlive it.
   virtual std::unique_ptr<CalibrationScorer> calibration_scorer(const CalibrationInput& input) = 0;

@@ -46,6 +46,10 @@ int64_t tail_of(const LayerProblem& problem) {
   return problem.tokens - problem.sink - problem.clustered;
 }
 
+int64_t exact_of(const LayerProblem& problem) {
+  return tail_of(problem) + (problem.clustered == 0 ? 0 : problem.sink);
+}
+
 KmeansShape shape_of(const LayerProblem& problem, int64_t heads, size_t level) {
   const auto& clusters = problem.tree.clusters;
   const int64_t points = level + 1 == clusters.size() ? problem.clustered : clusters[level + 1];
@@ -125,20 +129,11 @@ class Group {
 
   Status run() {
     SQZ_RETURN_IF_ERROR(load());
+    if (levels() == 0) return {};
     SQZ_RETURN_IF_ERROR(cluster());
     SQZ_RETURN_IF_ERROR(order());
     SQZ_RETURN_IF_ERROR(store());
     return check_faults();
-  }
-
-  // Without clusters: the rows from `sink` on.
-  Status run_dense() {
-    SQZ_RETURN_IF_ERROR(clear_bad());
-    SQZ_RETURN_IF_ERROR(load_rows(false));
-    SQZ_RETURN_IF_ERROR(store_exact(rows_of(false), buffers_.exact_keys));
-    SQZ_RETURN_IF_ERROR(load_rows(true));
-    SQZ_RETURN_IF_ERROR(store_exact(rows_of(true), buffers_.exact_values));
-    return check_bad();
   }
 
  private:
@@ -169,11 +164,6 @@ class Group {
     return pack;
   }
 
-  Status clear_bad() {
-    return cuda_status(cudaMemsetAsync(memory_.bad, 0xFF, 2 * sizeof(uint64_t), stream_),
-                       "cudaMemsetAsync");
-  }
-
   Status load_rows(bool values) {
     PackParams pack = rows_of(values);
     if (problem_.device == nullptr) {
@@ -191,7 +181,7 @@ class Group {
   }
 
   Status load() {
-    SQZ_RETURN_IF_ERROR(clear_bad());
+    SQZ_RETURN_IF_CUDA_ERROR(cudaMemsetAsync(memory_.bad, 0xFF, 2 * sizeof(uint64_t), stream_));
     SQZ_RETURN_IF_ERROR(load_rows(false));
     if (memory_.points != memory_.keys) {
       PackParams pack = rows_of(false);
@@ -208,13 +198,11 @@ class Group {
     return check_bad();
   }
 
-  // Sink and tail, straight to the host.
+  // Sink, if there are clusters, and tail, straight to the host.
   Status store_exact(PackParams pack, std::vector<std::byte>& out) {
-    const int64_t row = problem_.dim * 2, exact = problem_.tokens - problem_.clustered;
-    const bool dense = problem_.clustered == 0;
-    const int64_t starts[2] = {0, problem_.sink + problem_.clustered};
-    const int64_t counts[2] = {dense ? 0 : problem_.sink, tail_of(problem_)};
-    const int64_t stored = dense ? tail_of(problem_) : exact;
+    const int64_t row = problem_.dim * 2, exact = exact_of(problem_), tail = tail_of(problem_);
+    const int64_t starts[2] = {0, problem_.tokens - tail};
+    const int64_t counts[2] = {exact - tail, tail};
     int64_t place = 0;
     for (int part = 0; part < 2; ++part) {
       if (counts[part] == 0) continue;
@@ -223,8 +211,8 @@ class Group {
       pack.out = memory_.exact;
       SQZ_RETURN_IF_ERROR(pack_rows(pack, stream_));
       const auto width = static_cast<size_t>(counts[part] * row);
-      SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy2DAsync(out.data() + (first_ * stored + place) * row,
-                                                 static_cast<size_t>(stored * row), memory_.exact,
+      SQZ_RETURN_IF_CUDA_ERROR(cudaMemcpy2DAsync(out.data() + (first_ * exact + place) * row,
+                                                 static_cast<size_t>(exact * row), memory_.exact,
                                                  width, width, static_cast<size_t>(heads_),
                                                  cudaMemcpyDeviceToHost, stream_));
       place += counts[part];
@@ -463,7 +451,7 @@ Status CudaLayerEngine::fill(const LayerProblem& problem,
   const CurrentDevice current(gpu_);
   SQZ_RETURN_IF_ERROR(prepare());
   buffers.resize(problem.heads, problem.dim, problem.tree.clusters, problem.clustered,
-                 problem.tokens - problem.clustered);
+                 exact_of(problem));
   SQZ_ASSIGN_OR_RETURN(const int64_t group, group_size(problem));
   for (int64_t first = 0; first < problem.heads; first += group) {
     const int64_t heads = std::min(group, problem.heads - first);
@@ -472,23 +460,6 @@ Status CudaLayerEngine::fill(const LayerProblem& problem,
                               second_stream_.get(), buffers)
                             .run());
     if (progress) progress(first + heads, problem.heads);
-  }
-  return {};
-}
-
-Status CudaLayerEngine::fill_dense(const LayerProblem& problem, LayerBuffers& buffers) {
-  const CurrentDevice current(gpu_);
-  SQZ_RETURN_IF_ERROR(prepare());
-  LayerProblem dense = problem;
-  dense.tree.clusters.clear();
-  buffers.resize(dense.heads, dense.dim, {}, 0, tail_of(dense));
-  SQZ_ASSIGN_OR_RETURN(const int64_t group, group_size(dense));
-  for (int64_t first = 0; first < dense.heads; first += group) {
-    const int64_t heads = std::min(group, dense.heads - first);
-    SQZ_ASSIGN_OR_RETURN(Memory memory, lay_out(dense, heads, memory_.data()));
-    SQZ_RETURN_IF_ERROR(
-        Group(dense, std::move(memory), first, heads, stream_.get(), second_stream_.get(), buffers)
-            .run_dense());
   }
   return {};
 }

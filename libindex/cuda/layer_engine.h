@@ -19,7 +19,6 @@ class CudaLayerEngine final : public LayerEngine {
   Result<LayerMemory> memory(const LayerProblem& problem) const override;
   Status fill(const LayerProblem& problem, const std::function<void(int64_t, int64_t)>& progress,
               LayerBuffers& buffers) override;
-  Status fill_dense(const LayerProblem& problem, LayerBuffers& buffers) override;
   std::unique_ptr<CalibrationScorer> calibration_scorer(const CalibrationInput& input) override;
 
   // Pretends that the device has this much free memory; for tests.

@@ -276,10 +276,11 @@ TEST(CudaLayer, DenseLayersFromTheDevice) {
   LayerProblem problem = layer.problem();
   problem.device = &rows;
   problem.clustered = 0;
+  problem.tree.clusters.clear();
   problem.sink = 111;
   LayerBuffers buffers;
   CudaLayerEngine engine(0);
-  const Status status = engine.fill_dense(problem, buffers);
+  const Status status = engine.fill(problem, {}, buffers);
   ASSERT_TRUE(status.ok()) << status.message();
   LayerStore store(2, 300, 40, DType::kBF16);
   ASSERT_TRUE(store.fill_dense(layer.keys.data(), layer.values.data(), 111, 1).ok());
