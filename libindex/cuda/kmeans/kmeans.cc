@@ -61,17 +61,12 @@ Status check_shape(const KmeansShape& shape) {
   return {};
 }
 
+// The places of a run's arrays, as parameters of its kernels that have nothing else yet.
 struct Workspace {
-  float* inverse_norms;
-  uint32_t* ranks;
-  uint2* doubtful;
-  uint32_t* counters;  // kCounters, then the sizes
-  uint2* seats;
-  uint2* donors;
-  // State from update to update; null if keeping it would not pay.
-  int32_t* sums;
-  uint32_t *places, *order, *offsets;
-  size_t bytes;
+  UpdateParams params = {};
+  // Where sums are kept, each second update has these instead of the result's; null elsewhere.
+  uint32_t *order = nullptr, *offsets = nullptr;
+  size_t bytes = 0;
 };
 
 // Keeping sums costs a read and a write of them, and three numbers a point; it saves reading the
@@ -81,33 +76,30 @@ bool keeps_sums(const KmeansShape& shape) {
 }
 
 Workspace lay_out(const KmeansShape& shape, void* base) {
-  const size_t rows = static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.points);
-  const size_t clusters = static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.clusters);
-  auto* bytes = static_cast<char*>(base);
-  size_t used = 0;
-  auto take = [&](size_t size) {
-    char* part = bytes + used;
-    used += (size + 255) / 256 * 256;
-    return static_cast<void*>(part);
-  };
+  const int64_t rows = int64_t{shape.heads} * shape.points;
+  const int64_t clusters = int64_t{shape.heads} * shape.clusters;
   Workspace workspace;
-  workspace.inverse_norms = static_cast<float*>(take(rows * sizeof(float)));
-  workspace.ranks = static_cast<uint32_t*>(take(rows * sizeof(uint32_t)));
-  workspace.doubtful = static_cast<uint2*>(take(rows * sizeof(uint2)));
-  workspace.counters = static_cast<uint32_t*>(take((kCounters + clusters) * sizeof(uint32_t)));
-  workspace.seats = static_cast<uint2*>(take(clusters * sizeof(uint2)));
-  workspace.donors = static_cast<uint2*>(take(clusters * sizeof(uint2)));
-  workspace.sums = nullptr;
-  workspace.places = workspace.order = workspace.offsets = nullptr;
+  UpdateParams& params = workspace.params;
+  Layout layout(base);
+  params.inverse_norms = layout.take<float>(rows);
+  params.ranks = layout.take<uint32_t>(rows);
+  params.doubtful = layout.take<uint2>(rows);
+  // The large clusters are listed where the doubtful points were: they are used after each other.
+  params.large = reinterpret_cast<uint32_t*>(params.doubtful);
+  auto* counters = layout.take<uint32_t>(kCounters + clusters);
+  params.empty_heads = counters + kEmptyHeads;
+  params.doubtful_counts = counters + kDoubtfulCounts;
+  params.large_counts = counters + kLargeCounts;
+  params.sizes = counters + kCounters;
+  params.seats = layout.take<uint2>(clusters);
+  params.donors = layout.take<uint2>(clusters);
   if (keeps_sums(shape)) {
-    const auto heads = static_cast<size_t>(shape.heads);
-    workspace.sums =
-        static_cast<int32_t*>(take(clusters * static_cast<size_t>(shape.dim) * sizeof(int32_t)));
-    workspace.places = static_cast<uint32_t*>(take(rows * sizeof(uint32_t)));
-    workspace.order = static_cast<uint32_t*>(take(rows * sizeof(uint32_t)));
-    workspace.offsets = static_cast<uint32_t*>(take((clusters + heads) * sizeof(uint32_t)));
+    params.sums = layout.take<int32_t>(clusters * shape.dim);
+    params.places = layout.take<uint32_t>(rows);
+    workspace.order = layout.take<uint32_t>(rows);
+    workspace.offsets = layout.take<uint32_t>(clusters + shape.heads);
   }
-  workspace.bytes = used;
+  workspace.bytes = layout.used();
   return workspace;
 }
 
@@ -120,97 +112,68 @@ class Run {
       int spare, cudaStream_t stream)
       : shape_(params.shape),
         workspace_(lay_out(params.shape, params.workspace)),
+        params_(workspace_.params),
         kernel_(kernel),
-        multiprocessors_(device.multiprocessors),
         assign_blocks_(device.multiprocessors - spare),
         stream_(stream),
         order_(params.order),
         offsets_(params.offsets) {
-    const auto* points = static_cast<const __nv_bfloat16*>(params.points);
-    auto* centroids = static_cast<__nv_bfloat16*>(params.centroids);
-    // The large clusters are listed where the doubtful points were: they are used after each other.
-    auto* large = reinterpret_cast<uint32_t*>(workspace_.doubtful);
-    update_ = {shape_.heads,
-               shape_.points,
-               shape_.clusters,
-               shape_.dim,
-               first_head,
-               params.seed,
-               params.seeds,
-               points,
-               params.weights,
-               centroids,
-               params.labels,
-               params.order,
-               params.offsets,
-               workspace_.inverse_norms,
-               workspace_.ranks,
-               workspace_.counters + kCounters,
-               workspace_.seats,
-               workspace_.donors,
-               large,
-               workspace_.counters + kLargeCounts,
-               workspace_.counters + kEmptyHeads,
-               params.weights == nullptr ? workspace_.sums : nullptr,
-               workspace_.places,
-               nullptr,
-               nullptr,
-               false,
-               params.fault,
-               multiprocessors_};
-    assign_ = {points,
-               centroids,
-               nullptr,
-               workspace_.inverse_norms,
-               params.labels,
-               params.cosines,
-               workspace_.counters + kCounters,
-               workspace_.ranks,
-               workspace_.doubtful,
-               workspace_.counters + kDoubtfulCounts,
-               shape_.heads,
-               shape_.points,
-               shape_.clusters,
-               shape_.dim};
+    params_.heads = shape_.heads;
+    params_.points_per_head = shape_.points;
+    params_.clusters = shape_.clusters;
+    params_.dim = shape_.dim;
+    params_.first_head = first_head;
+    params_.seed = params.seed;
+    params_.seeds = params.seeds;
+    params_.points = static_cast<const __nv_bfloat16*>(params.points);
+    params_.weights = params.weights;
+    params_.centroids = static_cast<__nv_bfloat16*>(params.centroids);
+    params_.labels = params.labels;
+    params_.cosines = params.cosines;
+    params_.order = params.order;
+    params_.offsets = params.offsets;
+    if (params.weights != nullptr) params_.sums = nullptr;
+    params_.fault = params.fault;
+    params_.multiprocessors = device.multiprocessors;
   }
 
-  Status norms() { return launch_norms(update_, stream_); }
+  Status norms() { return launch_norms(params_, stream_); }
 
-  Status seed() { return launch_seed(update_, stream_); }
+  Status seed() { return launch_seed(params_, stream_); }
 
   Status assign() {
     SQZ_RETURN_IF_ERROR(clear_counters(0));
     SQZ_RETURN_IF_ERROR(assign_points());
-    return launch_resolve(assign_, multiprocessors_, stream_);
+    return launch_resolve(params_, params_.multiprocessors, stream_);
   }
 
   Status update() {
-    SQZ_RETURN_IF_ERROR(launch_group(update_, stream_));
-    assign_.order = update_.order;  // from here on there is one
-    SQZ_RETURN_IF_ERROR(launch_centroids(update_, stream_));
-    if (update_.sums != nullptr) {  // the next order goes where this one was not
-      const bool in_workspace = update_.order == workspace_.order;
-      update_.previous_order = update_.order;
-      update_.previous_offsets = update_.offsets;
-      update_.order = in_workspace ? order_ : workspace_.order;
-      update_.offsets = in_workspace ? offsets_ : workspace_.offsets;
+    SQZ_RETURN_IF_ERROR(launch_group(params_, stream_));
+    params_.by_label = params_.order;  // from here on there is one
+    SQZ_RETURN_IF_ERROR(launch_centroids(params_, stream_));
+    if (params_.sums != nullptr) {  // the next order goes where this one was not
+      const bool in_workspace = params_.order == workspace_.order;
+      params_.previous_order = params_.order;
+      params_.previous_offsets = params_.offsets;
+      params_.order = in_workspace ? order_ : workspace_.order;
+      params_.offsets = in_workspace ? offsets_ : workspace_.offsets;
     }
     return {};
   }
 
   // Sorted order, no empty cluster.
   Status finish() {
-    update_.sums = nullptr;
-    update_.order = order_;
-    update_.offsets = offsets_;
-    SQZ_RETURN_IF_ERROR(launch_group(update_, stream_));
-    SQZ_RETURN_IF_ERROR(launch_sort(update_, stream_));
-    SQZ_RETURN_IF_ERROR(launch_move(update_, stream_));
-    update_.after_move = true;
+    params_.sums = nullptr;
+    params_.order = order_;
+    params_.offsets = offsets_;
+    SQZ_RETURN_IF_ERROR(launch_group(params_, stream_));
+    SQZ_RETURN_IF_ERROR(launch_sort(params_, stream_));
+    SQZ_RETURN_IF_ERROR(launch_move(params_, stream_));
+    params_.after_move = true;
     SQZ_RETURN_IF_ERROR(clear_counters(kEmptyHeads + 1));
-    SQZ_RETURN_IF_ERROR(launch_count(update_, stream_));
-    SQZ_RETURN_IF_ERROR(launch_group(update_, stream_));
-    return launch_sort(update_, stream_);
+    SQZ_RETURN_IF_ERROR(launch_count(params_, stream_));
+    SQZ_RETURN_IF_ERROR(launch_group(params_, stream_));
+    return launch_sort(params_, stream_);
   }
 
  private:
@@ -220,29 +183,27 @@ class Run {
         static_cast<size_t>(shape_.heads) * static_cast<size_t>(shape_.clusters);
     const size_t count = static_cast<size_t>(kCounters - first) + clusters;
     return cuda_status(
-        cudaMemsetAsync(workspace_.counters + first, 0, count * sizeof(uint32_t), stream_),
+        cudaMemsetAsync(params_.sizes - kCounters + first, 0, count * sizeof(uint32_t), stream_),
         "cudaMemsetAsync");
   }
 
   Status assign_points() {
-    if (shape_.dim == 32) return sm80::launch_assign<32>(assign_, stream_);
+    if (shape_.dim == 32) return sm80::launch_assign<32>(params_, stream_);
     return for_dim(shape_.dim, no_such_dim(shape_.dim), [&](auto dim) {
       if (kernel_ == AssignKernel::kHopper) {
-        return sm90::launch_assign<dim.value>(assign_, assign_blocks_, stream_);
+        return sm90::launch_assign<dim.value>(params_, assign_blocks_, stream_);
       }
-      return sm80::launch_assign<dim.value>(assign_, stream_);
+      return sm80::launch_assign<dim.value>(params_, stream_);
     });
   }
 
   KmeansShape shape_;
   Workspace workspace_;
+  UpdateParams params_;
   AssignKernel kernel_;
-  int multiprocessors_;
   int assign_blocks_;
   cudaStream_t stream_;
   uint32_t *order_, *offsets_;  // of the result
-  UpdateParams update_;
-  AssignParams assign_;
 };
 
 Status check_pointers(const KmeansParams& params, bool whole_run) {

@@ -12,16 +12,16 @@ namespace sqz::cuda {
 // list of doubtful ones for the resolve kernels: with the one other candidate, at the front, or, if
 // there may be more candidates, at the back.
 struct AssignParams {
-  const __nv_bfloat16* points;     // [B, N, d]
-  const __nv_bfloat16* centroids;  // [B, C, d]
-  const uint32_t* order;           // [B, N] or null: points by their present label, see sm90/
-  const float* inverse_norms;      // [B, N]: 1 / |point|, 0 for a zero point
-  uint32_t* labels;                // [B, N]
-  float* cosines;                  // [B, N] or null
-  uint32_t* sizes;                 // [B, C]: zero before
-  uint32_t* ranks;                 // [B, N]: place of a point among its cluster's, in any order
-  uint2* doubtful;                 // [B N]: {b N + i, other candidate}
-  uint32_t* doubtful_counts;       // [2]: entries at the front, entries at the back
+  const __nv_bfloat16* points;  // [B, N, d]
+  __nv_bfloat16* centroids;     // [B, C, d]: rewritten by each update
+  const uint32_t* by_label;     // [B, N] or null: points by their present label, see sm90/
+  float* inverse_norms;         // [B, N]: 1 / |point|, 0 for a zero point: from launch_norms()
+  uint32_t* labels;             // [B, N]
+  float* cosines;               // [B, N] or null
+  uint32_t* sizes;              // [B, C]: zero before
+  uint32_t* ranks;              // [B, N]: place of a point among its cluster's, in any order
+  uint2* doubtful;              // [B N]: {b N + i, other candidate}
+  uint32_t* doubtful_counts;    // [2]: entries at the front, entries at the back
   int32_t heads, points_per_head, clusters, dim;
 };
 

@@ -36,9 +36,9 @@ struct Blocks {
 template <class Config>
 __device__ __forceinline__ int point_at(const AssignParams& params, int head, int place) {
   if (place >= params.points_per_head) return -1;
-  if (!Config::kPointsInRegisters || params.order == nullptr) return place;
+  if (!Config::kPointsInRegisters || params.by_label == nullptr) return place;
   return static_cast<int>(
-      params.order[static_cast<int64_t>(head) * params.points_per_head + place] & kPointBits);
+      params.by_label[static_cast<int64_t>(head) * params.points_per_head + place] & kPointBits);
 }
 
 // The loader warps: points of a block, row by row, in the order given.
@@ -82,7 +82,7 @@ __device__ void load_points(SharedStorage<Config>& shared, const AssignParams& p
 template <class Config>
 __device__ __forceinline__ int first_tile(const AssignParams& params, const Blocks& blocks,
                                           int block) {
-  if (!Config::kPointsInRegisters || params.order == nullptr || block >= blocks.total) return 0;
+  if (!Config::kPointsInRegisters || params.by_label == nullptr || block >= blocks.total) return 0;
   const int head = block / blocks.per_head;
   const int point = point_at<Config>(params, head, block % blocks.per_head * kBlockRows);
   return static_cast<int>(

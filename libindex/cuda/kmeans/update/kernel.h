@@ -2,7 +2,6 @@
 // new centroids, refills. All of it is bound by memory traffic and runs on any GPU from 8.0.
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
@@ -12,25 +11,19 @@
 
 namespace sqz::cuda {
 
-struct UpdateParams {
-  int32_t heads, points_per_head, clusters, dim;
+// Beside what the assignment reads and writes.
+struct UpdateParams : AssignParams {
   int32_t first_head;  // number of head 0 among all heads of the run: seeds depend on it
   uint64_t seed;
-  const uint64_t* seeds;        // [B] or null
-  const __nv_bfloat16* points;  // [B, N, d]
-  const uint32_t* weights;      // [B, N] or null
-  __nv_bfloat16* centroids;     // [B, C, d]
-  uint32_t* labels;             // [B, N]
-  uint32_t* order;              // [B, N]: see kCame
-  uint32_t* offsets;            // [B, C + 1]
-  float* inverse_norms;         // [B, N]
-  uint32_t* ranks;              // [B, N]: place of a point among its cluster's, in any order
-  uint32_t* sizes;              // [B, C]
-  uint2* seats;                 // [B, C]: scratch of the refill
-  uint2* donors;                // [B, C]: of an empty cluster: the cluster to split, which split
-  uint32_t* large;              // [B N / 32]: clusters left to whole blocks
-  uint32_t* large_counts;       // [2]: zero before the first launch_centroids and launch_sort
-  uint32_t* empty_heads;        // [1]: heads with an empty cluster; zero before launch_group
+  const uint64_t* seeds;    // [B] or null
+  const uint32_t* weights;  // [B, N] or null
+  uint32_t* order;          // [B, N]: see kCame
+  uint32_t* offsets;        // [B, C + 1]
+  uint2* seats;             // [B, C]: scratch of the refill
+  uint2* donors;            // [B, C]: of an empty cluster: the cluster to split, which split
+  uint32_t* large;          // [B N / 32]: clusters left to whole blocks
+  uint32_t* large_counts;   // [2]: zero before the first launch_centroids and launch_sort
+  uint32_t* empty_heads;    // [1]: heads with an empty cluster; zero before launch_group
 
   // Sums that are kept from update to update, so that the next one reads only the points that have
   // changed cluster. Null: nothing is kept, and every update reads every point.
