@@ -71,7 +71,6 @@ struct KmeansParams {
   // centroids of one are updated, which memory traffic bounds, while the points of the other are
   // assigned, which arithmetic bounds. The stream given to kmeans_run waits for this one.
   cudaStream_t second_stream = nullptr;
-  int32_t spare_multiprocessors = 0;  // then left to updates by assignments; 0: chosen by shape
 };
 
 // Bytes of workspace that a run of this shape needs: 16 a point and 20 a cluster; with 40 points a

@@ -314,10 +314,7 @@ class Event {
 
 Status run_halves(const KmeansParams& params, const Plan& plan, cudaStream_t stream) {
   const int half = (params.shape.heads + 1) / 2;
-  const int multiprocessors = plan.device.multiprocessors;
-  const int spare = params.spare_multiprocessors > 0
-                        ? std::min(params.spare_multiprocessors, multiprocessors - 1)
-                        : spare_multiprocessors(params.shape, multiprocessors);
+  const int spare = spare_multiprocessors(params.shape, plan.device.multiprocessors);
   const KmeansParams first = slice(params, 0, half, 0);
   const KmeansParams second =
       slice(params, half, params.shape.heads - half, lay_out(first.shape, nullptr).bytes);
