@@ -203,7 +203,6 @@ Status BlockServer::attend(const AttendCall& call, const AttendParams& params, b
     }
     if (single) {
       own.requests = chunk.blocks.count;
-      own.after_lookup = false;
       SQZ_RETURN_IF_ERROR(decode_attend(own, stream));
     } else if (sm90) {
       SQZ_RETURN_IF_ERROR(attend_sm90(own, chunk.blocks, &setup_.key_maps[call.layer], stream));

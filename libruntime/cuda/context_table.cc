@@ -118,7 +118,6 @@ Status DeviceContexts::allocate() {
   attend_.scale = lookup_.scale =
       static_cast<float>(model().attention_scale) * std::numbers::log2e_v<float>;
   attend_.device = lookup_.device = gpu_;
-  attend_.after_lookup = looks_up_;
   lookup_.rule = options_.counts ? LookupRule::kBudget : LookupRule::kThreshold;
   rows_.query_heads = static_cast<int32_t>(model().query_heads);
   if (options_.shift != nullptr) {
@@ -298,7 +297,6 @@ Status DeviceContexts::attend(const AttendCall& call, const void* contexts, int6
       const int team =
           std::max(team_sizes_.of(static_cast<int>(lookup.requests * heads)), team_sizes_.least());
       SQZ_RETURN_IF_ERROR(decode_lookup(lookup, team, stream));
-      attend.after_lookup = true;
     } else {
       attend.lists.totals += first * heads;
       attend.lists.first += first * heads * (attend.lists.capacity + 1);

@@ -117,7 +117,6 @@ AttendParams CudaSession::attend_params(const AttendCall& call, int64_t first,
   if (selects(call.layer)) {
     params.lists = static_ != nullptr ? static_->lists(call.layer) : lists_;
     params.exact_skipped = std::max(exact_skipped_, call.skip);
-    params.after_lookup = static_ == nullptr;
   }
   if (is_recent(call.layer)) {
     params.positions = call.device_positions != nullptr ? call.device_positions : positions_;

@@ -54,17 +54,6 @@ __device__ __forceinline__ void split(float a0, float a1, uint32_t& high, uint32
   low = Element::pack(a0 - Element::low(high), a1 - Element::high(high));
 }
 
-// A number of any type as a float.
-__device__ __forceinline__ float widen(float x) {
-  return x;
-}
-__device__ __forceinline__ float widen(__nv_bfloat16 x) {
-  return __bfloat162float(x);
-}
-__device__ __forceinline__ float widen(__half x) {
-  return __half2float(x);
-}
-
 // Number `at` of an array of F32, F16 or BF16.
 __device__ __forceinline__ float load_1(DType dtype, const void* from, int64_t at) {
   if (dtype == DType::kF32) return static_cast<const float*>(from)[at];

@@ -25,12 +25,10 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
 
  public:
   __device__ Attend(const AttendParams& params, AttendShared<kDim, kRows>& shared)
-      : Base(params, shared), queries_(params.q) {}
+      : Base(params, shared) {}
 
   __device__ void run() {
     ptx::griddepcontrol_launch_dependents();
-    fetch_queries();
-    __syncthreads();
     ptx::griddepcontrol_wait();
     if (thread_ == 0 && blockIdx.x == 0 && !listed_ && p_.counters != nullptr) {
       atomicAdd(p_.counters, static_cast<unsigned long long>(p_.requests));
@@ -134,23 +132,11 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
     return kOwn ? own_exact_ : Base::exact_;
   }
 
-  // All queries, while the lookup that this kernel waits for still runs: it began when they were
-  // there, and no block of this kernel begins before.
-  __device__ void fetch_queries() {
-    const int64_t bytes = int64_t{pairs_} * p_.group * kDim * (p_.q_dtype == DType::kF32 ? 4 : 2);
-    const bool aligned = reinterpret_cast<uintptr_t>(p_.q) % 16 == 0;
-    if (!p_.after_lookup || bytes > early_bytes(kDim) || !aligned) return;
-    for (int64_t i = thread_; i < bytes / 16; i += kAttendThreads) {
-      s_.early[i] = __ldcg(static_cast<const uint4*>(p_.q) + i);
-    }
-    queries_ = s_.early;
-  }
-
   __device__ void load_queries(int pair) {
     const int64_t first = static_cast<int64_t>(pair) * p_.group;
     make_query_rows<Element>(s_.in.queries, p_.group, thread_, kAttendThreads,
                              [&](int row, int chunk, float(&x)[8]) {
-                               load_8(p_.q_dtype, queries_, (first + row) * kDim + chunk * 8, x);
+                               load_8(p_.q_dtype, p_.q, (first + row) * kDim + chunk * 8, x);
 #pragma unroll
                                for (int i = 0; i < 8; ++i) x[i] *= p_.scale;
                              });
@@ -159,8 +145,8 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
                        [&](int row, int dim, float(&x)[4]) {
 #pragma unroll
                          for (int i = 0; i < 4; ++i) {
-                           x[i] = p_.scale *
-                                  load_1(p_.q_dtype, queries_, (first + row) * kDim + dim + i);
+                           x[i] =
+                               p_.scale * load_1(p_.q_dtype, p_.q, (first + row) * kDim + dim + i);
                          }
                        });
     }
@@ -322,7 +308,6 @@ class Attend : private AttendRows<Element, kDim, kRows, kCoded, kOwn> {
     }
   }
 
-  const void* queries_;
   int head_ = 0;
   int64_t own_exact_ = 0;  // of the segment's request
   bool whole_ = false;     // nothing was looked up for it

@@ -69,8 +69,6 @@ struct AttendParams : AttendLayer {
   // Workspace, of decode_attend_workspace() bytes; zeroed once.
   void* workspace = nullptr;
   Device device;
-  // The launch before this one, on the same stream, is a lookup that reads the same queries.
-  bool after_lookup = false;
 };
 
 size_t decode_attend_workspace(int multiprocessors, int dim);

@@ -17,10 +17,6 @@ inline constexpr int kTableClusters = 32;
 inline constexpr int kTileKeys = 16;        // of a warp, at once
 inline constexpr int64_t kLeastKeys = 128;  // of a block: less is not worth a merge
 inline constexpr uint32_t kExactKey = 0x80000000u;
-// Of queries that are fetched early, at most: those of 32 heads in float32.
-constexpr int early_bytes(int dim) {
-  return dim <= 128 ? 16384 : 8192;
-}
 inline constexpr float kLowestMaximum = -3.0e38f;  // differences stay finite
 
 // In the workspace, after one counter a pair: what a block leaves of a pair that it shares with
@@ -55,9 +51,8 @@ struct AttendInput {
 
 template <int kDim, int kRows>
 struct AttendShared {
-  uint4 early[early_bytes(kDim) / 16];  // queries as they came
-  int64_t before[kMostPairs + 1];       // keys of the pairs before each, and their starts
-  float2 sums[kRows][kAttendWarps];     // of the warps: maximum, and sum relative to it
+  int64_t before[kMostPairs + 1];    // keys of the pairs before each, and their starts
+  float2 sums[kRows][kAttendWarps];  // of the warps: maximum, and sum relative to it
   float2 total[kRows];
   uint32_t last;
   AttendLayer layer;  // of the segment's pair, if the requests have layers of their own

@@ -94,7 +94,6 @@ class Lookup : private Choice {
       }
       if (waited) break;
       ptx::griddepcontrol_wait();
-      // Not before the queries are there: attention counts on it.
       ptx::griddepcontrol_launch_dependents();
       waited = true;
       if (kOwn && !looks_up()) return;
