@@ -1,4 +1,4 @@
-// For kernels that launch_blocks() launches: how they begin.
+// Kernels that launch_blocks() launches begin with this.
 #pragma once
 
 #include "libruntime/kernels/cuda/common/launch_options.h"

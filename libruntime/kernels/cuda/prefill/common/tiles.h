@@ -11,7 +11,7 @@
 
 namespace sqz::cuda {
 
-// What kernels for Hopper are launched for.
+// Kernels for Hopper are launched for this device.
 inline constexpr Device kHopper = {.capability = 90, .compiled = 90};
 
 // Rows lie in shared memory in chunks of 64 elements, swizzled over these 128 bytes, so that a box

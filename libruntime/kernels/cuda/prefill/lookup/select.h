@@ -10,7 +10,7 @@ namespace sqz::cuda {
 
 // `alive` are the clusters that have a score; of `shape` only heads matter.
 struct SelectRuns : PrefillLookup {
-  // Where some are alive: else their positions are their numbers.
+  // They are read where `alive` leaves clusters out; else a cluster's position is its number.
   const uint32_t* ids = nullptr;          // [lists, n] cluster at each position,
   const uint32_t* alive_sizes = nullptr;  // [lists, n] and its size
   // [lists, stride] log2 S of each position, -infinity if it is empty; or [tiles, lists, stride]

@@ -252,7 +252,7 @@ class KeyMasks {
   uint2 pairs_[kKeys / 8];
 };
 
-// A row of a thread's `out`, row r + 8 half: to partial state `state`, or where that is -1 to the
+// Writes row r + 8 half of a thread's `out` to partial state `state`, or, where that is -1, to the
 // output of a query.
 template <class T, class Config>
 __device__ __forceinline__ void store_row(const PrefillAttendParams& params, int64_t state,
