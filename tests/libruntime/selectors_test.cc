@@ -271,6 +271,32 @@ TEST(Score, EmptyClustersAndNumbersThatAreNotFinite) {
   }
 }
 
+// One query is multiplied with 1,024 centroids at a time.
+TEST(Score, ThousandsOfClusters) {
+  std::vector<float> centroids(2500);
+  std::iota(centroids.begin(), centroids.end(), 0.0f);
+  const std::vector<uint32_t> sizes(centroids.size(), 1);
+  const ClusterRange all = {0, 2500};
+  const float query = 1;
+  const ScoreProblem problem = {.dtype = DType::kF32,
+                                .dim = 1,
+                                .clusters = 2500,
+                                .ranges = {&all, 1},
+                                .centroids = centroids.data(),
+                                .sizes = sizes.data(),
+                                .queries = &query,
+                                .tokens = 1,
+                                .group = 1,
+                                .scale = 0.001f};
+  std::vector<float> scores(2500), workspace(score_workspace(problem), NAN);
+  ASSERT_TRUE(score_clusters(problem, scores, workspace).ok());
+  double sum = 0;
+  for (const float logit : centroids) sum += std::exp(0.001 * logit);
+  for (size_t i = 0; i < scores.size(); ++i) {
+    ASSERT_NEAR(scores[i], 0.001 * centroids[i] - std::log(sum), 1e-5) << i;
+  }
+}
+
 // A file of as many buckets has 16 MB.
 TEST(Score, ManyBucketsTakeLittleMemoryAThread) {
   const ClassifierView network = {.hidden = 1};
