@@ -33,6 +33,7 @@ struct Wrong {
 // The tiny index has 2 layers, 2 KV heads, d = 8, 56 slots (tokens 2 .. 57), 3 and 9 clusters.
 const Wrong kWrong[] = {
     {"tree", "layers.0.positions", 56 + 3, 1, "layers.0.positions: head 1, entry 3"},
+    {"tree", "layers.0.positions", 4, 30, "layers.0.positions: head 0, entry"},
     {"tree", "layers.0.positions", 0, 58, "layers.0.positions: head 0, entry 0"},
     {"tree", "layers.0.positions", 5, UINT32_MAX, "layers.0.positions: head 0, entry 5"},
     {"tree", "layers.0.level.2.offsets", 0, 1, "layers.0.level.2.offsets: head 0, entry 0"},
