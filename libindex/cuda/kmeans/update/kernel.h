@@ -11,7 +11,7 @@
 
 namespace sqz::cuda {
 
-// Beside what the assignment reads and writes.
+// The update has this beside what the assignment reads and writes.
 struct UpdateParams : AssignParams {
   int32_t first_head;  // number of head 0 among all heads of the run: seeds depend on it
   uint64_t seed;

@@ -1,4 +1,4 @@
-// Kernels that launch_blocks() launches begin with this.
+// Most kernels that launch_blocks() launches begin with this.
 #pragma once
 
 #include "libruntime/kernels/cuda/common/launch_options.h"

@@ -72,9 +72,19 @@ Status prefill_attend(const PrefillAttend& call, void* workspace, int64_t worksp
     return {Code::kInvalidArgument, concat("prefill_attend: workspace of ", workspace_bytes,
                                            " bytes, ", needed, " needed")};
   }
-  if (call.keys.coded.present() && call.shape.dim > kMostCodedDim) {
-    return no_such_dim(call.shape.dim);
+  const int64_t tokens = call.blocks.block_tokens;
+  if (call.masks != nullptr && (tokens > 32 || tokens * call.shape.group > kRows)) {
+    return {Code::kInvalidArgument,
+            concat("prefill_attend: masks for blocks of ", tokens,
+                   " tokens, expected at most 32 of ", kRows, " query rows")};
   }
+  const bool coded = call.keys.coded.present();
+  const bool whole =
+      call.selected.totals == nullptr || (call.own != nullptr && call.masks == nullptr);
+  if (coded && !whole && (call.rows == nullptr || call.masks == nullptr)) {
+    return {Code::kInvalidArgument, "prefill_attend: rows of 8 bits without rows or masks"};
+  }
+  if (coded && call.shape.dim > kMostCodedDim) return no_such_dim(call.shape.dim);
   if (call.blocks.count == 0 || call.blocks.tokens == 0) return {};
   SQZ_RETURN_IF_ERROR(launch_schedule(params, multiprocessors, stream));
   SQZ_RETURN_IF_ERROR(call.shape.dtype == DType::kBF16
