@@ -140,7 +140,8 @@ def _contexts_of(request: int | Context | Sequence[Context] | None) -> Sequence[
 
 
 _SIZE = c.sizeof(_library.AttendArgs)
-_PACK = struct.Struct("".join(kind._type_.replace("P", "Q") for _, kind in _library.AttendArgs._fields_)).pack
+_FIELDS: Any = _library.AttendArgs._fields_
+_PACK = struct.Struct("".join(kind._type_.replace("P", "Q") for _, kind in _FIELDS)).pack
 
 
 def arguments(layer: int, q: DLPackTensor, out: DLPackTensor | None, lse: DLPackTensor | None,

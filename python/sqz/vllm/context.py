@@ -43,7 +43,7 @@ class Table:
         self._loading: dict[int, threading.Thread] = {}
         self._failed: dict[int, str] = {}
 
-    def _graphs(self, options: Options, config: Any) -> dict[str, int]:
+    def _graphs(self, options: Options, config: Any) -> dict[str, Any]:
         """Arguments of the session whose calls read contexts on the GPU, and `named`, what they read; else None."""
         self.named: sqz.DeviceContexts | None = None
         self.shares = False  # whether they read a context once for all of its requests, if there are many (runner.SHARED)

@@ -49,11 +49,11 @@ class Options:
         if not index and not contexts:
             return None
         held = _number(environment, "SQZ_MEMORY", "0", "a number of bytes, such as 40e9")
-        graph = [_number(environment, "SQZ_GRAPH_CONTEXTS", "1", "0 to 8"),
-                 _number(environment, "SQZ_GRAPH_TOKENS", "131072", "a number of tokens")]
-        if not 0 <= graph[0] <= MOST_CONTEXTS:
-            raise ValueError(f"SQZ_GRAPH_CONTEXTS: found {graph[0]}, expected 0 to {MOST_CONTEXTS}")
-        return cls(index, contexts, held, environment.get("SQZ_CONTEXTS_WRITE", "") not in ("", "0"), *graph,
+        count = _number(environment, "SQZ_GRAPH_CONTEXTS", "1", "0 to 8")
+        tokens = _number(environment, "SQZ_GRAPH_TOKENS", "131072", "a number of tokens")
+        if not 0 <= count <= MOST_CONTEXTS:
+            raise ValueError(f"SQZ_GRAPH_CONTEXTS: found {count}, expected 0 to {MOST_CONTEXTS}")
+        return cls(index, contexts, held, environment.get("SQZ_CONTEXTS_WRITE", "") not in ("", "0"), count, tokens,
                    {name: _value(environment[variable]) for name in SESSION_ARGUMENTS
                     if (variable := f"SQZ_{name.upper()}") in environment})
 
