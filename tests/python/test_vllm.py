@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -80,6 +81,9 @@ def test_options_are_read_as_json_or_words():
         "", "b", 4_000_000_000, True)
     with pytest.raises(ValueError, match="SQZ_MEMORY: found 'much', expected a number of bytes"):
         Options.from_environment({"SQZ_INDEX": "a.sqz", "SQZ_MEMORY": "much"})
+    for name, found in (("SQZ_MEMORY", "-5"), ("SQZ_GRAPH_TOKENS", "-1"), ("SQZ_CONTEXTS_WRITE", "false")):
+        with pytest.raises(ValueError, match=f"{name}: found '?{found}'?, expected"):
+            Options.from_environment({"SQZ_CONTEXTS": "b", name: found})
 
 
 @pytest.fixture
@@ -95,7 +99,7 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize(("name", "error"), [
     ("nope", LookupError), ("../" + HEADS.stem, ValueError), (str(HEADS.with_suffix("")), ValueError), ("", ValueError),
-    ("link", ValueError), ("a\0", ValueError), ("sub", LookupError)])
+    ("link", ValueError), ("a\0", ValueError), ("a\ud800", ValueError), ("sub", LookupError)])
 def test_names_stay_in_the_folder(folder, name, error):
     library = Library("", str(folder))
     assert library.file("sub/c").bytes == HEADS.stat().st_size
@@ -104,6 +108,7 @@ def test_names_stay_in_the_folder(folder, name, error):
 
 
 def test_a_library_lists_its_names(folder):
+    shutil.copy(HEADS, os.fsencode(folder) + b"/\xff.sqz")
     assert Library("", str(folder)).names() == ["a", "b", "other", "sub/c"]
     with pytest.raises(ValueError, match="found .*nowhere.*, expected a folder"):
         Library("", str(folder / "nowhere"))
@@ -258,6 +263,110 @@ def test_a_file_is_verified_once(folder, monkeypatch):
     assert (len(verified), engine.leases.counters.fetches) == (2, 4)
 
 
+def test_loading_that_is_given_up_holds_up_nobody(folder):
+    """Its indexes can be asked for again, whichever of them was on its way."""
+    leases = Engine(folder).leases
+    first = leases.acquire(["a", "b"])
+    next(first)
+    waiting = leases.acquire(["b"])
+    next(waiting)
+    first.close()
+    with pytest.raises(RuntimeError, match="loading was given up; ask again"):
+        next(waiting)
+    assert not leases.resident
+    lease = frontend.drive_now(leases.acquire(["b"]), Engine(folder))
+    leases.release(lease)
+
+
+def test_a_slot_has_what_was_put_there_last(folder, monkeypatch):
+    """The index of a request that was given up is still being loaded when the slot is another's."""
+    monkeypatch.setattr(sqz.vllm, "_registered", Options(contexts=str(folder), session={"selector": "dense"}))
+    table, go, real, expected = context.Table(sqz.vllm.registered(), engine()), threading.Event(), sqz.Index, \
+        identity(sqz.Index(HEADS))
+    monkeypatch.setattr(sqz, "Index", lambda path: (go.wait() if path.endswith("a.sqz") else 0, real(path))[1])
+    table.put(1, str(folder / "a.sqz"), expected)
+    threads = [table._loading[1]]
+    table.put(1, str(folder / "b.sqz"), expected)
+    threads.append(table._loading[1])
+    threads[1].join(0.2)  # it would end before the other
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert table.ready(1) and table._indexes[1].info.path.endswith("b.sqz")
+
+
+def test_a_request_that_is_cancelled_leaves_its_index_to_others(folder):
+    engine = Engine(folder)
+
+    async def collective_rpc(method, args):
+        await asyncio.sleep(0.01)
+        return [True]
+
+    async def ask():
+        server = SimpleNamespace(sqz_leases=engine.leases, collective_rpc=collective_rpc)
+        first, second = (asyncio.ensure_future(frontend.drive(engine.leases.acquire(names), server))
+                         for names in (["a", "b"], ["b"]))
+        await asyncio.sleep(0.005)
+        first.cancel()
+        engine.leases.release(await asyncio.wait_for(second, 10))
+        while any(one.users for one in engine.leases.resident.values()):
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(ask(), 20))
+    assert len(engine.leases.resident) == 2
+
+
+def test_a_stream_that_is_left_ends_before_its_lease(folder, monkeypatch):
+    class Async:
+        async def generate(self, *_):
+            try:
+                yield 1
+            finally:
+                await asyncio.sleep(0)
+                ended.append(leases.resident[file].users)
+
+    for name in ("async_llm", "input_processor", "llm_engine"):
+        monkeypatch.setitem(sys.modules, f"vllm.v1.engine.{name}", SimpleNamespace(
+            AsyncLLM=Async, LLMEngine=SimpleNamespace(add_request=None, step=None, abort_request=None),
+            InputProcessor=SimpleNamespace(process_inputs=None)))
+    monkeypatch.setattr(frontend, "behind", lambda _lease, _prompt, params, _model: params)
+    frontend.install()
+    leases, ended = Engine(folder).leases, []
+    file = leases.library.file("a")
+    leases.resident[file] = Resident(0, file.bytes, info=sqz.Index(HEADS).info)
+
+    async def leave():
+        asked = Async()
+        asked.sqz_leases, asked.model_config = leases, None
+        stream = asked.generate("", SimpleNamespace(extra_args={frontend.NAME: "a"}))
+        await anext(stream)
+        await stream.aclose()
+        return [*ended, leases.resident[file].users]
+
+    assert asyncio.run(leave()) == [1, 0]
+
+
+def test_the_index_without_a_name_is_always_in_memory(folder):
+    """What does not fit beside it is refused. Alone, it is served as workers opened it."""
+    size = HEADS.stat().st_size
+
+    def leases(contexts):
+        found = Leases(Library(str(folder / "a.sqz"), contexts), size * 3 // 2, sqz.Index(HEADS).info.model_fingerprint)
+        found.resident[found.library.first()] = Resident(0, size, users=1, info=sqz.Index(HEADS).info)
+        return found
+
+    library, alone = leases(str(folder)), leases("")
+    with pytest.raises(ValueError, match="bytes, with that of SQZ_INDEX, expected at most"):
+        next(library.acquire(["b"]))
+    os.utime(folder / "a.sqz", ns=(1, 1))  # another file
+    for names in (None, []):
+        assert frontend.drive_now(alone.acquire(names), None).contexts == ((0, 0, 0),)
+    (folder / "a.sqz").unlink()
+    assert frontend.drive_now(alone.acquire(None), None).contexts == ((0, 0, 0),)
+    with pytest.raises(LookupError, match="a.sqz, is not there any more"):
+        next(library.acquire(None))
+
+
 def test_what_goes_beyond_the_models_positions_is_refused(folder):
     model = SimpleNamespace(hf_text_config=transformers.AutoConfig.from_pretrained(NANO), max_model_len=32700)
     lease, params = Engine(folder).acquire("a"), SimpleNamespace(max_tokens=8, extra_args={}, clone=lambda: params)
@@ -306,6 +415,47 @@ def test_a_client_gets_404_or_400_with_the_sentence(folder, monkeypatch):
         assert found in sentence and tuple(rest) == kind
     answer, request = ask(None, "served@sub/c")
     assert (answer, request.model, request.vllm_xargs) == (None, "served", {frontend.NAME: "sub/c"})
+
+
+def test_a_context_goes_to_every_kind_of_request(folder, monkeypatch):
+    """Those of tokenizers and batches do not declare vllm_xargs, and scale-out's have sampling_params. Beam search would
+    lose it."""
+    for name, module in {"openai.models": SimpleNamespace(api_router=SimpleNamespace(attach_router=lambda _app: None)),
+                         "openai.models.serving": SimpleNamespace(
+                             OpenAIServingModels=SimpleNamespace(show_available_models=lambda _: None)),
+                         "serve.engine.serving": SimpleNamespace(BaseServing=Serving)}.items():
+        monkeypatch.setitem(sys.modules, f"vllm.entrypoints.{name}", module)
+    monkeypatch.setattr(Serving, "_check_model", Serving._check_model)  # as it was, when the test ends
+    server.install()
+    (folder / "a.sqz").rename(folder / "a@1.sqz")
+    serving, asked = Serving(Engine(folder, contexts=9)), {frontend.NAME: "a@1"}
+    request = SimpleNamespace(model="served@a@1")
+    assert asyncio.run(serving._check_model(request)) is None
+    assert (request.model, request.vllm_xargs) == ("served", asked)
+    request = SimpleNamespace(model="served@a@1", sampling_params=SimpleNamespace(extra_args=None))
+    assert asyncio.run(serving._check_model(request)) is None and request.sampling_params.extra_args == asked
+    request = SimpleNamespace(model="served@a@1", use_beam_search=True)
+    assert "with use_beam_search" in asyncio.run(serving._check_model(request))[0]
+
+
+def test_contexts_are_listed_while_they_go(folder, monkeypatch):
+    """A file goes behind the list of names, and another request wants the memory of the one that is asked about."""
+    engine, routes = Engine(folder, contexts=1), {}
+    monkeypatch.setattr(sqz.vllm, "_registered", SimpleNamespace(library=engine.leases.library))
+    monkeypatch.setattr(engine.leases.library, "names", lambda: ["a", "gone"])
+    monkeypatch.setitem(sys.modules, "fastapi", SimpleNamespace(HTTPException=Exception, Request=object))
+    engine.leases.release(engine.acquire("a"))
+    server.add_routes(SimpleNamespace(add_api_route=lambda _, function, methods: routes.update({methods[0]: function})))
+
+    async def collective_rpc(method, args):
+        with pytest.raises(ValueError, match="more contexts at once"):
+            engine.acquire("b")
+        return [0.5]
+
+    client = SimpleNamespace(sqz_leases=engine.leases, collective_rpc=collective_rpc)
+    request = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(engine_client=client)))
+    listed = asyncio.run(routes["GET"](request))["contexts"]
+    assert [(one["name"], one["requests"], one["delivered_budget"]) for one in listed] == [("a", 0, 0.5)]
 
 
 def reference(query, keys, values, scale):
@@ -516,6 +666,33 @@ def test_requests_name_contexts(extra, names):
     assert frontend.names_of(SimpleNamespace(extra_args=extra)) == names
     with pytest.raises(ValueError, match="found 3, expected a name or a list of names"):
         frontend.names_of(SimpleNamespace(extra_args={"sqz_context": 3}))
+
+
+@pytest.mark.parametrize("name", [runner.CONTEXTS, runner.TOKENS, frontend.SALT])
+def test_what_the_server_tells_its_workers_is_not_taken_from_clients(name):
+    with pytest.raises(ValueError, match=f"found {name}, which is the server's own"):
+        frontend.names_of(SimpleNamespace(extra_args={name: [7]}))
+
+
+@pytest.mark.parametrize("name", ["[draft]", '["a"', "[" * 100_000])
+def test_what_is_no_list_is_a_name(name):
+    assert frontend.names_of(SimpleNamespace(extra_args={frontend.NAME: name})) == [name]
+
+
+def test_salts_of_clients_are_not_those_of_contexts(monkeypatch):
+    class Inputs:
+        def process_inputs(self, salt, extra):
+            return SimpleNamespace(cache_salt=salt, sampling_params=SimpleNamespace(extra_args=extra))
+
+    for name in ("async_llm", "input_processor", "llm_engine"):
+        monkeypatch.setitem(sys.modules, f"vllm.v1.engine.{name}", SimpleNamespace(
+            AsyncLLM=SimpleNamespace(generate=None), InputProcessor=Inputs,
+            LLMEngine=SimpleNamespace(add_request=None, step=None, abort_request=None)))
+    frontend.install()
+    ours = {frontend.SALT: "sqz:a@0"}
+    asked = [(None, None), ("sqz:a@0", None), (None, ours), ("+b@9", ours), (None, {frontend.SALT: "sqz:a@0+b@9"})]
+    salts = [Inputs().process_inputs(*one).cache_salt for one in asked]
+    assert salts[0] is None and len(set(salts)) == len(asked)
 
 
 def test_a_layers_number():

@@ -64,7 +64,12 @@ class Table:
 
     def put(self, slot: int, path: str, expected: str) -> None:
         """Begins to load an index; ready() says when it is in its slot."""
+        before = self._loading.get(slot)  # of a request that was given up
+
         def load() -> None:
+            if before is not None:
+                before.join()
+            self._failed.pop(slot, None)
             try:
                 index = sqz.Index(path)
                 self._check(index, expected)
@@ -76,7 +81,6 @@ class Table:
             except Exception as error:  # it belongs to the request that waits
                 self._failed[slot] = str(error)
 
-        self._failed.pop(slot, None)
         self._loading[slot] = threading.Thread(target=load, name=f"sqz slot {slot}")
         self._loading[slot].start()
 

@@ -32,8 +32,10 @@ def install() -> None:
         lease = await drive(leases_of(self).acquire(names_of(sampling_params)), self)
         try:
             parameters = behind(lease, prompt, sampling_params, self.model_config)
-            async for output in generate(self, prompt, parameters, *rest, **named):
-                yield output
+            # Whoever stops early closes the outer generator alone. The request ends before its lease does.
+            async with contextlib.aclosing(generate(self, prompt, parameters, *rest, **named)) as outputs:
+                async for output in outputs:
+                    yield output
         finally:
             leases_of(self).release(lease)
 
@@ -64,8 +66,8 @@ def install() -> None:
     def process_inputs_with(self: Any, *arguments: Any, **named: Any) -> Any:
         request = process_inputs(self, *arguments, **named)
         extra = getattr(request.sampling_params, "extra_args", None) or {}
-        if SALT in extra:  # a block of vLLM's cache is right after its own contexts alone
-            request.cache_salt = extra[SALT] + (request.cache_salt or "")
+        if SALT in extra or request.cache_salt:  # a block of vLLM's cache is right after its own contexts alone
+            request.cache_salt = f"{extra.get(SALT, '')}|{request.cache_salt or ''}"
         return request
 
     AsyncLLM.generate, LLMEngine.add_request, LLMEngine.step = generate_with, add_request_with, step_with
@@ -107,10 +109,15 @@ def names_of(params: Any) -> list[str] | None:
 def names_of_extra(extra: dict[str, Any] | None) -> list[str] | None:
     """The same from vllm_xargs."""
     given = (extra or {}).get(NAME)
-    if isinstance(given, str):
-        given = json.loads(given) if given.startswith("[") else [given]
-    if given is None or (isinstance(given, list) and all(isinstance(name, str) for name in given)):
-        return given
+    for name in (runner.CONTEXTS, runner.TOKENS, SALT):
+        if name in (extra or {}):
+            raise ValueError(f"vllm_xargs: found {name}, which is the server's own; expected {NAME}")
+    names = [given] if isinstance(given, str) else given
+    if isinstance(given, str) and given.startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):  # or the name begins so
+            names = json.loads(given)
+    if names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        return names
     raise ValueError(f"{NAME}: found {given!r}, expected a name or a list of names")
 
 
@@ -142,8 +149,26 @@ def _go_on(steps: Generator[Any, Any, Lease], outcome: Any) -> Any:
 
 
 async def drive(steps: Generator[Any, Any, Lease], engine: Any) -> Lease:
-    """Leases.acquire() under asyncio: others go on meanwhile."""
+    """Leases.acquire() under asyncio: others go on meanwhile. Loading goes on if whoever drives is cancelled, because
+    others may wait for it; then the lease is given back."""
     item = _go_on(steps, None)
+    while item is Wait.ROOM:
+        await asyncio.sleep(0.005)
+        item = _go_on(steps, None)
+    loading = asyncio.ensure_future(_load(item, steps, engine))
+    try:
+        return await asyncio.shield(loading)
+    except asyncio.CancelledError:
+        def give_back(ended: asyncio.Future[Lease]) -> None:
+            if not ended.cancelled() and ended.exception() is None:
+                leases_of(engine).release(ended.result())
+
+        loading.add_done_callback(give_back)
+        raise
+
+
+async def _load(item: Any, steps: Generator[Any, Any, Lease], engine: Any) -> Lease:
+    """The steps from `item` on."""
     while not isinstance(item, Lease):
         try:
             if isinstance(item, Call):

@@ -89,11 +89,15 @@ class Leases:
 
     def acquire(self, names: list[str] | None, counted: bool = True) -> Generator[Call | Work | Wait, Any, Lease]:
         """A lease of the contexts of a request, once all are in memory. Errors say what is wrong with the request."""
-        files = self.library.files(names)
+        alone = not self.library.folder and not names  # workers have this index, whatever has its name by now
+        files = list(self.resident) if alone else self.library.files(names)
         wanted = dict.fromkeys(files)
-        needed = sum(file.bytes for file in wanted)
+        always = sum(one.bytes for file, one in self.resident.items()  # SQZ_INDEX, which never goes
+                     if self.library.default and one.slot == 0 and file not in wanted)
+        needed = sum(file.bytes for file in wanted) + always
         if self.memory and needed > self.memory:
-            raise ValueError(f"sqz_context: found indexes of {needed:,} bytes, expected at most the server's "
+            beside = ", with that of SQZ_INDEX" if always else ""
+            raise ValueError(f"sqz_context: found indexes of {needed:,} bytes{beside}, expected at most the server's "
                              f"{self.memory:,} (SQZ_MEMORY)")
         while (drops := self._make_room(wanted)) is None:
             yield Wait.ROOM
@@ -120,6 +124,9 @@ class Leases:
             return self._lease(files)
         except BaseException:
             self._leaving.difference_update(drops)
+            for one in (self.resident[file] for file in missing):
+                if one.info is None and one.error is None:  # whoever drives gives up
+                    one.error = RuntimeError("sqz_context: loading was given up; ask again")
             self._leave(wanted)
             raise
 
@@ -167,9 +174,6 @@ class Leases:
         except Exception as error:
             one.error = ValueError(f"sqz_context: {error}")
             yield Call("sqz_drop", (one.slot,))
-        except BaseException:  # whoever drives gives up
-            one.error = RuntimeError(f"{file.path}: loading was given up; ask again")
-            raise
 
     def _open(self, file: File) -> tuple[sqz.IndexInfo, str]:
         with sqz.Index(file.path) as index:

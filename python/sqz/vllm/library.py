@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import sqz
 from sqz._arguments import MOST_CONTEXTS
 
 SUFFIX = ".sqz"
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and bytes of a file's name that are not UTF-8
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,10 @@ class Library:
         self.default = os.path.abspath(default) if default else ""
 
     def names(self) -> list[str]:
-        """All names, sorted. Links are none."""
+        """All names, sorted. Links are none, nor is what JSON cannot hold."""
         found = Path(self.folder).rglob("*" + SUFFIX) if self.folder else ()
         return sorted(str(path.relative_to(self.folder))[:-len(SUFFIX)] for path in found
-                      if path.is_file() and not path.is_symlink())
+                      if path.is_file() and not path.is_symlink() and not _NO_TEXT.search(str(path)))
 
     def first(self) -> File:
         """The default index, or another of the folder's. ValueError if there is none."""
@@ -54,7 +56,7 @@ class Library:
         if not self.folder:
             raise ValueError(f"sqz_context: found {name!r}, expected none: the server has one index; SQZ_CONTEXTS gives "
                              "it a folder of them")
-        path = os.path.normpath(os.path.join(self.folder, name + SUFFIX)) if "\0" not in name else ""
+        path = os.path.normpath(os.path.join(self.folder, name + SUFFIX)) if not _NO_TEXT.search(name) else ""
         if not name or not path.startswith(self.folder + os.sep) or os.path.realpath(path) != path:
             raise ValueError(f"sqz_context: found {name!r}, expected the name of an index in the server's folder, without "
                              "..; links are not followed")
@@ -67,7 +69,11 @@ class Library:
     def files(self, names: list[str] | None) -> list[File]:
         """Those of a request's contexts, in order. None: the default, if there is one."""
         if names is None:
-            return [version_of(self.default)] if self.default else []
+            try:
+                return [version_of(self.default)] if self.default else []
+            except OSError:
+                raise LookupError(f"sqz_context: found none, and SQZ_INDEX, {os.path.basename(self.default)}, is not "
+                                  "there any more") from None
         if len(names) > MOST_CONTEXTS:
             raise ValueError(f"sqz_context: found {len(names)} names, expected at most {MOST_CONTEXTS}")
         return [self.file(name) for name in names]

@@ -53,7 +53,13 @@ class Options:
         tokens = _number(environment, "SQZ_GRAPH_TOKENS", "131072", "a number of tokens")
         if not 0 <= count <= MOST_CONTEXTS:
             raise ValueError(f"SQZ_GRAPH_CONTEXTS: found {count}, expected 0 to {MOST_CONTEXTS}")
-        return cls(index, contexts, held, environment.get("SQZ_CONTEXTS_WRITE", "") not in ("", "0"), count, tokens,
+        for name, number in (("SQZ_MEMORY", held), ("SQZ_GRAPH_TOKENS", tokens)):
+            if number < 0:
+                raise ValueError(f"{name}: found {number}, expected at least 0")
+        write = environment.get("SQZ_CONTEXTS_WRITE", "")
+        if write not in ("", "0", "1"):
+            raise ValueError(f"SQZ_CONTEXTS_WRITE: found {write!r}, expected 0 or 1")
+        return cls(index, contexts, held, write == "1", count, tokens,
                    {name: _value(environment[variable]) for name in SESSION_ARGUMENTS
                     if (variable := f"SQZ_{name.upper()}") in environment})
 

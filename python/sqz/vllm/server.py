@@ -24,12 +24,16 @@ def install() -> None:
     @functools.wraps(check_model)
     async def check(self: Any, request: Any) -> Any:
         name = request.model or ""
-        served, _, of_model = name.rpartition("@")
-        if served and not self.models.is_base_model(name) and self.models.is_base_model(served):
-            request.model = served
-            request.vllm_xargs = {**(request.vllm_xargs or {}), NAME: of_model}
+        at = next((at for at, letter in enumerate(name) if letter == "@" and self.models.is_base_model(name[:at])), 0)
+        where, extra = ((request.sampling_params, "extra_args") if hasattr(request, "sampling_params")
+                        else (request, "vllm_xargs"))
+        if at and not self.models.is_base_model(name):
+            request.model = name[:at]
+            setattr(where, extra, {**(getattr(where, extra, None) or {}), NAME: name[at + 1:]})
         try:  # here, because a stream that has begun cannot be an error any more
-            engine, names = self.models.engine_client, names_of_extra(getattr(request, "vllm_xargs", None))
+            engine, names = self.models.engine_client, names_of_extra(getattr(where, extra, None))
+            if names is not None and getattr(request, "use_beam_search", False):  # whose requests do not have the names
+                raise ValueError(f"{NAME}: found {names} with use_beam_search, expected one of the two")
             leases_of(engine).release(await drive(leases_of(engine).acquire(names, counted=False), engine))
         except LookupError as error:
             return self.create_error_response(error.args[0], "NotFoundError", HTTPStatus.NOT_FOUND)
@@ -67,12 +71,19 @@ def add_routes(app: Any) -> None:
         leases = leases_of(engine)
         shown = []
         for name in library.names():
-            file = library.file(name)
+            try:
+                file = library.file(name)
+            except (LookupError, ValueError):  # it went meanwhile
+                continue
             one = leases.resident.get(file)
             entry: dict[str, Any] = {"name": name, "bytes": file.bytes, "resident": bool(one and one.info)}
             if one and one.info:
-                delivered = await engine.collective_rpc("sqz_delivered", args=(one.slot,))
-                entry |= {"tokens": one.info.tokens, "requests": one.users, "delivered_budget": delivered[0]}
+                entry |= {"tokens": one.info.tokens, "requests": one.users}
+                one.users += 1  # or its slot may be emptied meanwhile
+                try:
+                    entry["delivered_budget"] = (await engine.collective_rpc("sqz_delivered", args=(one.slot,)))[0]
+                finally:
+                    one.users -= 1
             shown.append(entry)
         return {"contexts": shown, **vars(leases.counters)}
 
