@@ -40,8 +40,7 @@ def _build(options: argparse.Namespace) -> dict[str, Any]:
         raise FileExistsError(f"{options.output}: file exists; pass --force to replace it")
     chat: Any = options.chat == "auto"
     if options.chat not in (None, "auto"):
-        with open(options.chat, encoding="utf-8") as file:
-            chat = json.load(file)
+        chat = _json(options.chat, _text(options.chat))
     for path in (*options.texts, *options.after):
         os.stat(path)  # before the model is loaded
     model, tokenizer = _load(options)
@@ -76,12 +75,36 @@ def _calibrate(options: argparse.Namespace) -> dict[str, Any]:
 
 def _prompts(path: str) -> list[str]:
     """One a line; in F.jsonl objects with "prompt"."""
-    with open(path, encoding="utf-8", newline="\n") as file:
-        lines = [line.rstrip("\r\n") for line in file]
-    prompts = [json.loads(line)["prompt"] if path.endswith(".jsonl") else line for line in lines if line]
+    lines = [(f"{path}: line {number}", line.rstrip("\r")) for number, line in enumerate(_text(path).split("\n"), 1)]
+    prompts = [_prompt(where, line) if path.endswith(".jsonl") else line for where, line in lines if line]
     if not prompts:
         raise ValueError(f"{path}: prompts: found none, expected at least one, one a line")
     return prompts
+
+
+def _prompt(where: str, line: str) -> str:
+    found = _json(where, line).get("prompt")
+    if not isinstance(found, str):
+        raise ValueError(f"{where}: prompt: found {found!r}, expected a text")
+    return found
+
+
+def _text(path: str) -> str:
+    with open(path, "rb") as file:
+        try:
+            return file.read().decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: text: not valid UTF-8 at byte {error.start}") from None
+
+
+def _json(where: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: found no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{where}: found {text[:40]!r}, expected a JSON object")
+    return found
 
 
 def _compress(options: argparse.Namespace) -> dict[str, Any]:

@@ -52,6 +52,20 @@ def test_mistakes(tmp_path, capsys):
     assert "invalid choice: 'explain'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("content", "found"), [
+    (b'{"prompt": "a"}\n{"text": "b"}\n', "line 2: prompt: found None, expected a text"),
+    (b"a\n", "line 1: found no JSON: "), (b'["a"]', "line 1: found '[\"a\"]', expected a JSON object"),
+    (b"\n", "prompts: found none"), (b"a\xff", "text: not valid UTF-8 at byte 1")])
+def test_files_that_are_wrong_are_named(content, found, tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_bytes(content)
+    code, _, error = run(capsys, "calibrate", "a.sqz", "--model", tmp_path, "--prompts", tmp_path / "p.jsonl")
+    assert code == 3 and f"{tmp_path}/p.jsonl: {found}" in error
+    (tmp_path / "chat.json").write_text("[1]", encoding="utf-8")
+    chat = tmp_path / "chat.json"
+    code, _, error = run(capsys, "build", tmp_path, "--model", tmp_path, "-o", "a.sqz", "--chat", chat)
+    assert code == 3 and f"{chat}: found '[1]', expected a JSON object" in error
+
+
 def test_as_a_module():
     ran = python(f"import runpy, sys; sys.argv[1:] = ['verify', {str(SEEDS / 'two_levels.sqz')!r}]; "
                  "runpy.run_module('sqz', run_name='__main__')")
