@@ -403,7 +403,8 @@ def test_a_client_gets_404_or_400_with_the_sentence(folder, monkeypatch):
     serving = Serving(Engine(folder, contexts=9))
 
     def ask(names, model="served"):
-        request = SimpleNamespace(model=model, vllm_xargs={} if names is None else {frontend.NAME: names})
+        request = SimpleNamespace(model=model, vllm_xargs={} if names is None else {frontend.NAME: names},
+                                  to_sampling_params=None)
         return asyncio.run(serving._check_model(request)), request
 
     for names, model, found, kind in ((["nope"], "served", "found 'nope'", ("NotFoundError", 404)),
@@ -418,8 +419,8 @@ def test_a_client_gets_404_or_400_with_the_sentence(folder, monkeypatch):
 
 
 def test_a_context_goes_to_every_kind_of_request(folder, monkeypatch):
-    """Those of tokenizers and batches do not declare vllm_xargs, and scale-out's have sampling_params. Beam search would
-    lose it."""
+    """Those of batches do not declare vllm_xargs, and scale-out's have sampling_params. Tokenizers need none. Beam
+    search and scores would lose it."""
     for name, module in {"openai.models": SimpleNamespace(api_router=SimpleNamespace(attach_router=lambda _app: None)),
                          "openai.models.serving": SimpleNamespace(
                              OpenAIServingModels=SimpleNamespace(show_available_models=lambda _: None)),
@@ -430,12 +431,16 @@ def test_a_context_goes_to_every_kind_of_request(folder, monkeypatch):
     (folder / "a.sqz").rename(folder / "a@1.sqz")
     serving, asked = Serving(Engine(folder, contexts=9)), {frontend.NAME: "a@1"}
     request = SimpleNamespace(model="served@a@1")
+    assert asyncio.run(serving._check_model(request)) is None and vars(request) == {"model": "served"}
+    request = SimpleNamespace(model="served@a@1", to_sampling_params=None)
     assert asyncio.run(serving._check_model(request)) is None
     assert (request.model, request.vllm_xargs) == ("served", asked)
     request = SimpleNamespace(model="served@a@1", sampling_params=SimpleNamespace(extra_args=None))
     assert asyncio.run(serving._check_model(request)) is None and request.sampling_params.extra_args == asked
-    request = SimpleNamespace(model="served@a@1", use_beam_search=True)
-    assert "with use_beam_search" in asyncio.run(serving._check_model(request))[0]
+    for losing in ({"use_beam_search": True}, {"label_token_ids": [1]}, {"questions": ["a"]}):
+        for one in ({"model": "served@a@1"}, {"model": "served", "vllm_xargs": asked}):
+            sentence, *_ = asyncio.run(serving._check_model(SimpleNamespace(**one, **losing)))
+            assert f"with {next(iter(losing))}" in sentence
 
 
 def test_contexts_are_listed_while_they_go(folder, monkeypatch):

@@ -12,6 +12,9 @@ from . import registered
 from .frontend import NAME, drive, leases_of, names_of_extra
 from .leases import Leases
 
+GENERATING = "to_sampling_params", "to_chat_completion_request", "sampling_params"  # of requests that take a context
+LOSING = "use_beam_search", "label_token_ids", "questions"  # of those that vLLM makes others of, without the context
+
 
 def install() -> None:
     """Patches vLLM's server. A request may also choose its context by its model, "served@moby"."""
@@ -27,13 +30,16 @@ def install() -> None:
         at = next((at for at, letter in enumerate(name) if letter == "@" and self.models.is_base_model(name[:at])), 0)
         where, extra = ((request.sampling_params, "extra_args") if hasattr(request, "sampling_params")
                         else (request, "vllm_xargs"))
+        given = getattr(where, extra, None)
         if at and not self.models.is_base_model(name):
-            request.model = name[:at]
-            setattr(where, extra, {**(getattr(where, extra, None) or {}), NAME: name[at + 1:]})
+            request.model, given = name[:at], {**(given or {}), NAME: name[at + 1:]}
+            if any(hasattr(request, one) for one in GENERATING):
+                setattr(where, extra, given)
         try:  # here, because a stream that has begun cannot be an error any more
-            engine, names = self.models.engine_client, names_of_extra(getattr(where, extra, None))
-            if names is not None and getattr(request, "use_beam_search", False):  # whose requests do not have the names
-                raise ValueError(f"{NAME}: found {names} with use_beam_search, expected one of the two")
+            engine, names = self.models.engine_client, names_of_extra(given)
+            losing = next((one for one in LOSING if getattr(request, one, False)), None)
+            if names is not None and losing is not None:
+                raise ValueError(f"{NAME}: found {names} with {losing}, expected one of the two")
             leases_of(engine).release(await drive(leases_of(engine).acquire(names, counted=False), engine))
         except LookupError as error:
             return self.create_error_response(error.args[0], "NotFoundError", HTTPStatus.NOT_FOUND)
