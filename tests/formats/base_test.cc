@@ -8,6 +8,7 @@
 #include "formats/base/checked.h"
 #include "formats/base/dtype.h"
 #include "formats/base/json.h"
+#include "tests/common/must.h"
 
 namespace sqz {
 namespace {
@@ -30,10 +31,9 @@ std::string json_error(std::string_view text) {
 }
 
 TEST(Json, ReadsWhatIsLegal) {
-  const auto json =
-      parse_json(R"({"a":[1,-2,3.5,true,null,"é"],"b":{"a":18446744073709551615}})", "x.json");
-  ASSERT_TRUE(json.ok()) << json.status().message();
-  const JsonValue& object = json->root();
+  const auto json = must(
+      parse_json(R"({"a":[1,-2,3.5,true,null,"é"],"b":{"a":18446744073709551615}})", "x.json"));
+  const JsonValue& object = json.root();
   ASSERT_TRUE(object.is_object());
   ASSERT_EQ(object.size(), 2u);
   EXPECT_EQ(object[1].key(), "b");
@@ -78,9 +78,8 @@ TEST(Json, WritesMembersByKeyAndNumbersThatReadBack) {
             "{\"e\":[],\"o\":{},\"t\":\"\\\"\\n\xc3\xa9\xef\xbf\xbd\",\"x\":" + inner.str() + "}");
   const std::vector<double> numbers = {10000, 1e-5, 0.1, 1e300, -0.0, 1e15, 1e16, INFINITY};
   EXPECT_EQ(JsonText(numbers).str(), "[10000.0,1e-05,0.1,1e+300,-0.0,1e+15,1e+16,null]");
-  const auto back = parse_json(JsonText(members).str(), "x.json");
-  ASSERT_TRUE(back.ok()) << back.status().message();
-  EXPECT_EQ(JsonText(back->root()), JsonText(members));
+  const auto back = must(parse_json(JsonText(members).str(), "x.json"));
+  EXPECT_EQ(JsonText(back.root()), JsonText(members));
   EXPECT_EQ(JsonText(parse_json("[18446744073709551615, -5,true,1.50]", "x")->root()).str(),
             "[18446744073709551615,-5,true,1.5]");
 }

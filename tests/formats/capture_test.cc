@@ -12,6 +12,7 @@
 #include "formats/base/dtype.h"
 #include "tests/common/capture_file.h"
 #include "tests/common/json.h"
+#include "tests/common/must.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_model.h"
 
@@ -132,32 +133,30 @@ TEST_F(CaptureTest, ReadsLayersOfEveryKind) {
     return out;
   };
   testing::write_capture(path_, info, layer_of);
-  const auto reader = CaptureReader::open(path_);
-  ASSERT_TRUE(reader.ok()) << reader.status().message();
-  EXPECT_EQ((*reader)->info().model, info.model);
-  EXPECT_EQ((*reader)->info().tokens, info.tokens);
-  EXPECT_EQ((*reader)->info().tokenizer_hash, info.tokenizer_hash);
-  EXPECT_EQ((*reader)->info().query_positions, info.query_positions);
-  ASSERT_EQ((*reader)->info().state.size(), 3u);
-  const std::vector<StateTensor>& found = (*reader)->info().state[2];
+  const auto reader = must(CaptureReader::open(path_));
+  EXPECT_EQ(reader->info().model, info.model);
+  EXPECT_EQ(reader->info().tokens, info.tokens);
+  EXPECT_EQ(reader->info().tokenizer_hash, info.tokenizer_hash);
+  EXPECT_EQ(reader->info().query_positions, info.query_positions);
+  ASSERT_EQ(reader->info().state.size(), 3u);
+  const std::vector<StateTensor>& found = reader->info().state[2];
   ASSERT_EQ(found.size(), 2u);
   EXPECT_EQ(found[0].name, "conv");
   EXPECT_EQ(found[1].dtype, DType::kI64);
   EXPECT_EQ(found[0].shape, (std::vector<int64_t>{2, 3}));
   for (const int64_t layer : {-1, 3}) {
-    const Status status = (*reader)->read_layer(layer).status();
+    const Status status = reader->read_layer(layer).status();
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     EXPECT_THAT(status.message(), HasSubstr("expected 0 to 2"));
   }
   for (int64_t layer = 0; layer < 3; ++layer) {
-    const auto data = (*reader)->read_layer(layer);
-    ASSERT_TRUE(data.ok()) << data.status().message();
+    const auto data = must(reader->read_layer(layer));
     const CapturedLayer expected = layer_of(layer);
-    EXPECT_EQ(data->state, expected.state);
+    EXPECT_EQ(data.state, expected.state);
     if (layer < 2) {
-      EXPECT_EQ(data->keys, expected.keys);
-      EXPECT_EQ(data->values, expected.values);
-      EXPECT_EQ(data->queries, expected.queries);
+      EXPECT_EQ(data.keys, expected.keys);
+      EXPECT_EQ(data.values, expected.values);
+      EXPECT_EQ(data.queries, expected.queries);
     }
   }
 }
@@ -182,9 +181,8 @@ TEST_F(CaptureTest, ReadsHalfPrecision) {
     put_text(values, "dtype", "bfloat16");
     H5Dclose(values);
   });
-  const auto reader = CaptureReader::open(path_);
-  ASSERT_TRUE(reader.ok()) << reader.status().message();
-  const CapturedLayer read = (*reader)->read_layer(0).value();
+  const auto reader = must(CaptureReader::open(path_));
+  const CapturedLayer read = reader->read_layer(0).value();
   EXPECT_EQ(read.keys, layer.keys);  // multiples of 1/8 below 16: exact in binary16
   for (size_t i = 0; i < read.values.size(); ++i) {
     EXPECT_EQ(read.values[i], to_float(to_bfloat16(layer.values[i])));
@@ -204,10 +202,9 @@ TEST_F(CaptureTest, ReadsCompressedAndWideIntegers) {
         put(file, "/layers/1/values", H5T_IEEE_F32LE, {2, kTokens, 8}, zeros.data(), properties));
     H5Dclose(put(file, "/tokens", H5T_STD_I64LE, {kTokens}, tokens.data()));
   });
-  const auto reader = CaptureReader::open(path_);
-  ASSERT_TRUE(reader.ok()) << reader.status().message();
-  EXPECT_EQ((*reader)->read_layer(1).value().values, zeros);
-  EXPECT_EQ((*reader)->info().tokens, std::vector<int32_t>(kTokens, 99));
+  const auto reader = must(CaptureReader::open(path_));
+  EXPECT_EQ(reader->read_layer(1).value().values, zeros);
+  EXPECT_EQ(reader->info().tokens, std::vector<int32_t>(kTokens, 99));
 }
 
 TEST_F(CaptureTest, RefusesWhatIsNotHdf5) {

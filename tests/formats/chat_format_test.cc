@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "tests/common/must.h"
 #include "tests/formats/tokenizer_golden.h"
 
 namespace sqz {
@@ -22,8 +23,7 @@ std::vector<int32_t> encode(const Tokenizer& tokenizer, const ChatFormat& chat,
                             const std::string& context, const std::string& question) {
   std::vector<int32_t> ids;
   EXPECT_TRUE(encode_context(tokenizer, chat, context, ids).ok());
-  const Status status = encode_question(tokenizer, chat, question, ids);
-  EXPECT_TRUE(status.ok()) << status.message();
+  must(encode_question(tokenizer, chat, question, ids));
   return ids;
 }
 
@@ -66,12 +66,11 @@ TEST(ChatFormat, ATokenMayReachFromOnePartToTheNext) {
 
 TEST(ChatFormat, GoesThroughJson) {
   const ChatFormat chat{"<a>\n", "\"b\"", "c", {"<end>", "</s>"}, true};
-  const auto again = parse_chat_format(to_json(chat).str(), "F.json");
-  ASSERT_TRUE(again.ok()) << again.status().message();
-  EXPECT_EQ(to_json(*again), to_json(chat));
-  const auto least = parse_chat_format(R"({"before":"a","between":"b","after":"c"})", "F.json");
-  ASSERT_TRUE(least.ok());
-  EXPECT_TRUE(least->end.empty() && !least->trim);
+  const auto again = must(parse_chat_format(to_json(chat).str(), "F.json"));
+  EXPECT_EQ(to_json(again), to_json(chat));
+  const auto least =
+      must(parse_chat_format(R"({"before":"a","between":"b","after":"c"})", "F.json"));
+  EXPECT_TRUE(least.end.empty() && !least.trim);
   for (const auto& [text, part] : {std::pair("{}", "F.json: before"),
                                    {"[]", "F.json"},
                                    {R"({"before":"a","between":"b","after":"c","end":"d"})", "end"},
@@ -86,10 +85,9 @@ TEST(ChatFormat, GoesThroughJson) {
 TEST(ChatFormat, EndsAreTokens) {
   const auto tokenizer = load_golden("qwen2");
   ChatFormat chat = kChatMl;
-  const auto ids = end_tokens(*tokenizer, chat);
-  ASSERT_TRUE(ids.ok()) << ids.status().message();
-  EXPECT_EQ(*ids, (std::vector{*tokenizer->token_to_id("<|im_end|>"),
-                               *tokenizer->token_to_id("<|endoftext|>")}));
+  const auto ids = must(end_tokens(*tokenizer, chat));
+  EXPECT_EQ(ids, (std::vector{*tokenizer->token_to_id("<|im_end|>"),
+                              *tokenizer->token_to_id("<|endoftext|>")}));
   chat.end = {"<|nothing|>"};
   EXPECT_EQ(end_tokens(*tokenizer, chat).status().code(), Code::kMismatch);
 }

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "tests/common/json.h"
+#include "tests/common/must.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/formats/raw_safetensors.h"
 
@@ -62,17 +63,15 @@ constexpr const char* kShard = "model-00002-of-00004.safetensors";
 TEST_F(CheckpointFolder, OpensEveryLayout) {
   for (const auto& entry : fs::directory_iterator(kGoldens)) {
     if (!entry.is_directory()) continue;
-    const auto checkpoint = Checkpoint::open(entry.path());
-    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status().message();
-    const ModelConfig& config = (*checkpoint)->config();
-    EXPECT_EQ((*checkpoint)->has("lm_head.weight"), !config.tie_embeddings) << entry.path();
+    const auto checkpoint = must(Checkpoint::open(entry.path()));
+    const ModelConfig& config = checkpoint->config();
+    EXPECT_EQ(checkpoint->has("lm_head.weight"), !config.tie_embeddings) << entry.path();
     for (const RequiredTensor& required : required_tensors(config)) {
-      const auto tensor = (*checkpoint)->tensor(required.name);
-      ASSERT_TRUE(tensor.ok()) << tensor.status().message();
-      EXPECT_EQ(tensor->shape, required.shape);
+      const auto tensor = must(checkpoint->tensor(required.name));
+      EXPECT_EQ(tensor.shape, required.shape);
       int64_t elements = 1;
       for (int64_t size : required.shape) elements *= size;
-      EXPECT_EQ(static_cast<int64_t>(tensor->data.size()), elements * dtype_size(tensor->dtype));
+      EXPECT_EQ(static_cast<int64_t>(tensor.data.size()), elements * dtype_size(tensor.dtype));
     }
   }
 }
@@ -80,15 +79,14 @@ TEST_F(CheckpointFolder, OpensEveryLayout) {
 // The bytes are those of the file: checked against the file read another way.
 TEST_F(CheckpointFolder, TensorDataIsTheFiles) {
   copy("llama-tied");
-  const auto checkpoint = open();
-  ASSERT_TRUE(checkpoint.ok());
+  const auto checkpoint = must(open());
   RawIndex raw = RawIndex::read(path("model.safetensors"));
   for (const char* name : {"model.norm.weight", "model.layers.1.mlp.up_proj.weight"}) {
-    const auto data = (*checkpoint)->tensor(name)->data;
+    const auto data = checkpoint->tensor(name)->data;
     EXPECT_EQ(std::string(reinterpret_cast<const char*>(data.data()), data.size()),
               raw.at(name).data);
   }
-  EXPECT_EQ((*checkpoint)->tensor("nothing").status().code(), Code::kNotFound);
+  EXPECT_EQ(checkpoint->tensor("nothing").status().code(), Code::kNotFound);
 }
 
 TEST_F(CheckpointFolder, GenerationConfigNamesTheEndTokens) {

@@ -11,6 +11,7 @@
 
 #include "formats/base/file.h"
 #include "formats/base/temporaries.h"
+#include "tests/common/must.h"
 #include "tests/common/temporary_directory.h"
 
 namespace sqz {
@@ -25,13 +26,12 @@ TEST(File, ReadsAndMaps) {
   TemporaryDirectory dir;
   write_file(dir.file("a"), "hello");
   write_file(dir.file("empty"), "");
-  const auto file = Env::posix().open_read(dir.file("a"));
-  ASSERT_TRUE(file.ok());
+  const auto file = must(Env::posix().open_read(dir.file("a")));
   std::string out(3, '?');
-  ASSERT_TRUE((*file)->read(2, std::as_writable_bytes(std::span(out))).ok());
+  ASSERT_TRUE(file->read(2, std::as_writable_bytes(std::span(out))).ok());
   EXPECT_EQ(out, "llo");
-  EXPECT_EQ((*file)->read(3, std::as_writable_bytes(std::span(out))).code(), Code::kCorrupt);
-  EXPECT_EQ(static_cast<char>((*(*file)->map())->bytes()[4]), 'o');
+  EXPECT_EQ(file->read(3, std::as_writable_bytes(std::span(out))).code(), Code::kCorrupt);
+  EXPECT_EQ(static_cast<char>((*file->map())->bytes()[4]), 'o');
   EXPECT_TRUE((*(*Env::posix().open_read(dir.file("empty")))->map())->bytes().empty());
   EXPECT_EQ(read_text_file(Env::posix(), dir.file("a"), 4).status().code(), Code::kUnsupported);
 }
@@ -57,10 +57,9 @@ TEST(AtomicFile, AFileThatAppearedMeanwhileIsKept) {
   TemporaryDirectory dir;
   const std::string path = dir.file("out");
   {
-    auto file = AtomicFile::create(Env::posix(), path, false);
-    ASSERT_TRUE(file.ok());
+    auto file = must(AtomicFile::create(Env::posix(), path, false));
     write_file(path, "somebody else's");
-    EXPECT_EQ(file->commit().code(), Code::kExists);
+    EXPECT_EQ(file.commit().code(), Code::kExists);
   }
   EXPECT_EQ(read_file(path), "somebody else's");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
@@ -75,21 +74,19 @@ TEST(AtomicFile, LeftoversOfTheSameProcessNumberAreNoObstacle) {
   const int64_t number = std::stoll(last.substr(dot));
   for (int64_t n = 1; n <= 3; ++n)
     write_file(last.substr(0, dot) + std::to_string(number + n), "left");
-  auto file = AtomicFile::create(Env::posix(), path, false, named);
-  ASSERT_TRUE(file.ok()) << file.status().message();
-  EXPECT_TRUE(file->commit().ok());
+  auto file = must(AtomicFile::create(Env::posix(), path, false, named));
+  EXPECT_TRUE(file.commit().ok());
 }
 
 TEST(AtomicFile, HasNoNameBeforeItIsPublished) {
   TemporaryDirectory dir;
   write_file(dir.file("old"), "old");
   for (const char* name : {"old", "new"}) {
-    auto file = AtomicFile::create(Env::posix(), dir.file(name), true);
-    ASSERT_TRUE(file.ok());
-    ASSERT_TRUE(file->file().write(0, std::as_bytes(std::span("new", 3))).ok());
-    EXPECT_EQ(file->temporary_path(), "") << "tests run on a file system that has O_TMPFILE";
+    auto file = must(AtomicFile::create(Env::posix(), dir.file(name), true));
+    ASSERT_TRUE(file.file().write(0, std::as_bytes(std::span("new", 3))).ok());
+    EXPECT_EQ(file.temporary_path(), "") << "tests run on a file system that has O_TMPFILE";
     EXPECT_THAT(dir.names(), ::testing::Each(::testing::Not(HasSubstr(".tmp."))));
-    ASSERT_TRUE(file->commit().ok());
+    ASSERT_TRUE(file.commit().ok());
     EXPECT_EQ(read_file(dir.file(name)), "new");
   }
   EXPECT_THAT(dir.names(), ::testing::UnorderedElementsAre("old", "new"));
@@ -141,10 +138,9 @@ TEST(AtomicFile, KeepsPermissionsAndSymbolicLinks) {
   write_file(end, "old");
   fs::permissions(end, fs::perms::owner_read | fs::perms::owner_write);
   fs::create_symlink(end, path);
-  auto file = AtomicFile::create(Env::posix(), path, true);
-  ASSERT_TRUE(file.ok());
-  ASSERT_TRUE(file->file().write(0, std::as_bytes(std::span("new", 3))).ok());
-  ASSERT_TRUE(file->commit().ok());
+  auto file = must(AtomicFile::create(Env::posix(), path, true));
+  ASSERT_TRUE(file.file().write(0, std::as_bytes(std::span("new", 3))).ok());
+  ASSERT_TRUE(file.commit().ok());
   EXPECT_TRUE(fs::is_symlink(path));
   EXPECT_EQ(read_file(end), "new");
   EXPECT_EQ(fs::status(end).permissions(), fs::perms::owner_read | fs::perms::owner_write);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/common/json.h"
+#include "tests/common/must.h"
 #include "tests/common/tiny_model.h"
 
 namespace sqz {
@@ -60,12 +61,11 @@ TEST(ModelDescription, EveryFieldCountsAndIsNamed) {
       json[pointer] = value.get<double>() * 2;
     }
     const auto text = parse_json(json.unflatten().dump(), "m");
-    const auto other = model_from_json(text->root(), "m");
-    ASSERT_TRUE(other.ok()) << other.status().message();
-    EXPECT_NE(fingerprint(*other), fingerprint(example()));
+    const auto other = must(model_from_json(text->root(), "m"));
+    EXPECT_NE(fingerprint(other), fingerprint(example()));
     std::string field = pointer.substr(pointer.rfind('/') + 1);
     if (pointer.starts_with("/sliding_window")) field = concat("sliding_window[", field, "]");
-    const Status status = check_same_model(example(), *other, "x.sqz");
+    const Status status = check_same_model(example(), other, "x.sqz");
     EXPECT_EQ(status.code(), Code::kMismatch);
     EXPECT_THAT(status.message(), HasSubstr(field + ": "));
     EXPECT_THAT(status.message(), ::testing::StartsWith("x.sqz: "));
@@ -76,9 +76,7 @@ TEST(ModelDescription, LayersThatDiffer) {
   const auto read = [](const char* geometry) {
     Json json = json_of(to_json(example()));
     json["geometry"] = Json::parse(geometry);
-    const auto model = model_from_json(parse_json(json.dump(), "m")->root(), "m");
-    EXPECT_TRUE(model.ok()) << model.status().message();
-    return *model;
+    return must(model_from_json(parse_json(json.dump(), "m")->root(), "m"));
   };
   // Entries that say nothing new are one way of having none.
   EXPECT_EQ(

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 
+#include "tests/common/must.h"
 #include "tests/common/same_qmodel.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
@@ -23,8 +24,7 @@ using testing::TemporaryDirectory;
 using testing::tiny_qmodel;
 
 std::string write(const std::string& path, const QmodelFile& f = tiny_qmodel()) {
-  const auto bytes = write_qmodel_file(Env::posix(), path, true, f);
-  EXPECT_TRUE(bytes.ok()) << bytes.status().message();
+  must(write_qmodel_file(Env::posix(), path, true, f));
   return path;
 }
 
@@ -32,15 +32,13 @@ TEST(QmodelFile, ComesBackAsItWasWritten) {
   TemporaryDirectory dir;
   const std::string path = dir.file("q.sqz");
   const QmodelFile f = tiny_qmodel();
-  const auto bytes = write_qmodel_file(Env::posix(), path, false, f);
-  ASSERT_TRUE(bytes.ok()) << bytes.status().message();
-  EXPECT_EQ(*bytes, testing::read_file(path).size());
-  const auto back = read_qmodel_file(path);
-  ASSERT_TRUE(back.ok()) << back.status().message();
-  EXPECT_EQ(back->model, f.model);
-  EXPECT_EQ(back->tokenizer_hash, f.tokenizer_hash);
-  EXPECT_EQ(back->training, f.training);
-  testing::expect_same_layers(*back, f);
+  const auto bytes = must(write_qmodel_file(Env::posix(), path, false, f));
+  EXPECT_EQ(bytes, testing::read_file(path).size());
+  const auto back = must(read_qmodel_file(path));
+  EXPECT_EQ(back.model, f.model);
+  EXPECT_EQ(back.tokenizer_hash, f.tokenizer_hash);
+  EXPECT_EQ(back.training, f.training);
+  testing::expect_same_layers(back, f);
   EXPECT_EQ(write_qmodel_file(Env::posix(), path, false, f).status().code(), Code::kExists);
   const std::string first = testing::read_file(path);
   write(path);
@@ -51,12 +49,11 @@ TEST(QmodelFile, Bf16RoundsTheWeightsAlone) {
   TemporaryDirectory dir;
   QmodelFile f = tiny_qmodel();
   f.dtype = DType::kBF16;
-  const auto back = read_qmodel_file(write(dir.file("q.sqz"), f));
-  ASSERT_TRUE(back.ok()) << back.status().message();
+  const auto back = must(read_qmodel_file(write(dir.file("q.sqz"), f)));
   for (auto* values : {&f.layers[1].hidden_weight, &f.layers[1].output_weight}) {
     for (float& x : *values) x = to_float(to_bfloat16(x));
   }
-  testing::expect_same_layers(*back, f);
+  testing::expect_same_layers(back, f);
 }
 
 // docs/format.md, taken at its word.

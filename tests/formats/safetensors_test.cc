@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/common/must.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/formats/raw_safetensors.h"
 #include "tests/formats/schema.h"
@@ -23,29 +24,27 @@ const std::string kTwo =
     R"("a":{"shape":[3],"data_offsets":[0,3],"dtype":"U8"}})";
 
 TEST(Safetensors, ReadsTensorsByOffsetAndByName) {
-  const auto header = parse(safetensors_bytes(kTwo, std::string(11, 'x')));
-  ASSERT_TRUE(header.ok()) << header.status().message();
-  EXPECT_EQ(header->metadata.at("k"), "v");
-  ASSERT_EQ(header->tensors.size(), 2u);
-  EXPECT_EQ(header->tensors[0].name, "a");
-  const TensorInfo* b = header->find("b");
+  const auto header = must(parse(safetensors_bytes(kTwo, std::string(11, 'x'))));
+  EXPECT_EQ(header.metadata.at("k"), "v");
+  ASSERT_EQ(header.tensors.size(), 2u);
+  EXPECT_EQ(header.tensors[0].name, "a");
+  const TensorInfo* b = header.find("b");
   ASSERT_NE(b, nullptr);
   EXPECT_EQ(b->dtype, DType::kF32);
   EXPECT_EQ(b->shape, (std::vector<int64_t>{2, 1}));
   EXPECT_EQ(b->offset, 8 + kTwo.size() + 3);
   EXPECT_EQ(b->bytes, 8u);
-  EXPECT_EQ(header->find("c"), nullptr);
-  EXPECT_EQ(header->find(""), nullptr);
+  EXPECT_EQ(header.find("c"), nullptr);
+  EXPECT_EQ(header.find(""), nullptr);
 }
 
 TEST(Safetensors, ReadsScalarsEmptyTensorsPaddingAndNoTensors) {
   const auto scalar =
-      parse(safetensors_bytes(R"({"s":{"dtype":"F16","shape":[],"data_offsets":[0,2]},)"
-                              R"("e":{"dtype":"F64","shape":[0,7],"data_offsets":[2,2]},)"
-                              R"("b":{"dtype":"BOOL","shape":[3],"data_offsets":[2,5]}}    )",
-                              "xxbbb"));
-  ASSERT_TRUE(scalar.ok()) << scalar.status().message();
-  EXPECT_EQ(scalar->find("e")->bytes, 0u);
+      must(parse(safetensors_bytes(R"({"s":{"dtype":"F16","shape":[],"data_offsets":[0,2]},)"
+                                   R"("e":{"dtype":"F64","shape":[0,7],"data_offsets":[2,2]},)"
+                                   R"("b":{"dtype":"BOOL","shape":[3],"data_offsets":[2,5]}}    )",
+                                   "xxbbb")));
+  EXPECT_EQ(scalar.find("e")->bytes, 0u);
   EXPECT_TRUE(parse(safetensors_bytes("{}", "")).ok());
 }
 
@@ -53,10 +52,9 @@ TEST(Safetensors, AFileThatShrankIsRefused) {
   testing::TemporaryDirectory dir;
   const std::string bytes = safetensors_bytes(kTwo, std::string(11, 'x'));
   testing::write_file(dir.file("f"), bytes);
-  const auto file = Env::posix().open_read(dir.file("f"));
-  ASSERT_TRUE(file.ok());
+  const auto file = must(Env::posix().open_read(dir.file("f")));
   testing::write_file(dir.file("f"), bytes.substr(0, 20));
-  EXPECT_EQ(read_safetensors_header(**file).status().code(), Code::kCorrupt);
+  EXPECT_EQ(read_safetensors_header(*file).status().code(), Code::kCorrupt);
 }
 
 // The description of one tensor "t".

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "formats/sqz_writer.h"
+#include "tests/common/must.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
 #include "tests/formats/fault_env.h"
@@ -63,11 +64,7 @@ std::vector<Case> cases() {
 
 class SqzFileRoundTrip : public ::testing::TestWithParam<Case> {
  protected:
-  void SetUp() override {
-    auto written = testing::write_tiny_index(path_, GetParam().options);
-    ASSERT_TRUE(written.ok()) << written.status().message();
-    index_ = *std::move(written);
-  }
+  void SetUp() override { index_ = must(testing::write_tiny_index(path_, GetParam().options)); }
 
   TemporaryDirectory dir_;
   std::string path_ = dir_.file("x.sqz");
@@ -75,51 +72,45 @@ class SqzFileRoundTrip : public ::testing::TestWithParam<Case> {
 };
 
 TEST_P(SqzFileRoundTrip, MetadataAndCalibrationComeBack) {
-  const auto file = SqzFile::open(path_);
-  ASSERT_TRUE(file.ok()) << file.status().message();
+  const auto file = must(SqzFile::open(path_));
   index_.metadata.producer = producer_name();
-  EXPECT_EQ(metadata_to_strings((*file)->metadata()), metadata_to_strings(index_.metadata));
-  EXPECT_EQ((*file)->file_bytes(), index_.bytes);
-  EXPECT_EQ((*file)->path(), path_);
-  const auto found = (*file)->calibration();
-  ASSERT_TRUE(found.ok()) << found.status().message();
+  EXPECT_EQ(metadata_to_strings(file->metadata()), metadata_to_strings(index_.metadata));
+  EXPECT_EQ(file->file_bytes(), index_.bytes);
+  EXPECT_EQ(file->path(), path_);
+  const auto found = must(file->calibration());
   const Calibration& want = index_.calibration;
-  EXPECT_EQ(calibration_text(*found), calibration_text(want));
-  EXPECT_EQ(found->thresholds, want.thresholds);
-  EXPECT_EQ(found->coarse, want.coarse);
-  EXPECT_EQ(found->shares, want.shares);
+  EXPECT_EQ(calibration_text(found), calibration_text(want));
+  EXPECT_EQ(found.thresholds, want.thresholds);
+  EXPECT_EQ(found.coarse, want.coarse);
+  EXPECT_EQ(found.shares, want.shares);
 }
 
 // Every tensor is found through its pointer: the layers in another order make the same file.
 TEST_P(SqzFileRoundTrip, ACopyOfTheViewsHasTheSameBytes) {
-  const auto file = SqzFile::open(path_);
-  ASSERT_TRUE(file.ok()) << file.status().message();
+  const auto file = must(SqzFile::open(path_));
   ClusterCounts clusters;
   for (const TinyIndex::Layer& layer : index_.layers) clusters.push_back(layer.shape.clusters);
   EXPECT_EQ(SqzWriter::planned_bytes(index_.metadata, clusters).value(), index_.bytes);
   auto writer =
-      SqzWriter::create(Env::posix(), dir_.file("copy"), false, index_.metadata, clusters);
-  ASSERT_TRUE(writer.ok()) << writer.status().message();
+      must(SqzWriter::create(Env::posix(), dir_.file("copy"), false, index_.metadata, clusters));
   for (int64_t l = std::ssize(clusters); l-- > 0;) {
-    const Status written = (*writer)->write_layer(l, (*file)->layer(l));
-    ASSERT_TRUE(written.ok()) << written.message();
+    must(writer->write_layer(l, file->layer(l)));
   }
-  ASSERT_TRUE((*writer)->commit(index_.calibration).ok());
+  ASSERT_TRUE(writer->commit(index_.calibration).ok());
   EXPECT_TRUE(testing::read_file(path_) == testing::read_file(dir_.file("copy")));
 }
 
 TEST_P(SqzFileRoundTrip, VerifyFindsNothingAndReportsProgress) {
-  const auto file = SqzFile::open(path_);
-  ASSERT_TRUE(file.ok()) << file.status().message();
+  const auto file = must(SqzFile::open(path_));
   uint64_t last = 0;
-  const Status verified = (*file)->verify([&](uint64_t done, uint64_t total) {
+  const Status verified = file->verify([&](uint64_t done, uint64_t total) {
     EXPECT_GE(done, last);
     EXPECT_EQ(total, index_.bytes);
     last = done;
   });
   EXPECT_EQ(verified.message(), "");
   uint64_t hashed = 0;
-  for (const TensorInfo& tensor : (*file)->header().tensors) {
+  for (const TensorInfo& tensor : file->header().tensors) {
     hashed += tensor.name == kHeaderHashName ? 0 : tensor.bytes;
   }
   EXPECT_EQ(last, hashed);
@@ -164,20 +155,18 @@ TEST(SqzFile, CopiesBytesOfTensors) {
   const std::string path = directory.file("tiny.sqz");
   ASSERT_TRUE(testing::write_tiny_index(path).ok());
   for (const OpenMode mode : {OpenMode::kMmap, OpenMode::kRead}) {
-    const auto file = SqzFile::open(path, mode);
-    ASSERT_TRUE(file.ok()) << file.status().message();
-    const auto tensor = (*file)->tensor("layers.1.keys");
+    const auto file = must(SqzFile::open(path, mode));
+    const auto tensor = file->tensor("layers.1.keys");
     ASSERT_GT(tensor.size(), 40u);
     std::vector<std::byte> part(33);
-    ASSERT_TRUE((*file)->copy(tensor.data() + 7, part).ok());
+    ASSERT_TRUE(file->copy(tensor.data() + 7, part).ok());
     EXPECT_THAT(part, ElementsAreArray(tensor.subspan(7, 33)));
   }
   // A mapped file that was cut gives an error and no SIGBUS.
-  const auto file = SqzFile::open(path);
-  ASSERT_TRUE(file.ok());
-  std::filesystem::resize_file(path, (*file)->header().data_offset);
+  const auto file = must(SqzFile::open(path));
+  std::filesystem::resize_file(path, file->header().data_offset);
   std::vector<std::byte> part(33);
-  EXPECT_EQ((*file)->copy((*file)->tensor("layers.1.keys").data(), part).code(), Code::kCorrupt);
+  EXPECT_EQ(file->copy(file->tensor("layers.1.keys").data(), part).code(), Code::kCorrupt);
 }
 
 }  // namespace

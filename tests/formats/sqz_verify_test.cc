@@ -8,6 +8,7 @@
 #include "formats/sqz_container.h"
 #include "formats/sqz_file.h"
 #include "tests/common/check_index.h"
+#include "tests/common/must.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_buckets.h"
 #include "tests/common/tiny_index.h"
@@ -87,15 +88,12 @@ class SqzVerify : public ::testing::Test {
     pages.heavy_hitters = true;
     ASSERT_TRUE(testing::write_tiny_index(dir_.file("tree.sqz")).ok());
     ASSERT_TRUE(testing::write_tiny_index(dir_.file("pages.sqz"), pages).ok());
-    ASSERT_TRUE(
-        testing::write_tiny_buckets(dir_.file("buckets.sqz"), testing::tiny_qmodel(), 132).ok());
+    must(testing::write_tiny_buckets(dir_.file("buckets.sqz"), testing::tiny_qmodel(), 132));
     std::filesystem::copy(SQZ_SOURCE_DIR "/tests/fuzz/seeds/sqz_file_fuzz/q8.sqz",
                           dir_.file("q8.sqz"));
   }
   std::string problem_of(const std::string& name) {
-    const auto file = SqzFile::open(dir_.file(name));
-    EXPECT_TRUE(file.ok()) << file.status().message();
-    return file.ok() ? (*file)->verify().message() : "";
+    return must(SqzFile::open(dir_.file(name)))->verify().message();
   }
   TemporaryDirectory dir_;
 };
@@ -174,17 +172,15 @@ TEST(SqzVerifyThreads, SameResultForAnyNumberOfThreads) {
   TemporaryDirectory dir;
   const std::string path = dir.file("x.sqz");
   const TinyIndexOptions options = {.head_dim = 64, .tokens = 20000, .clusters = {3, 60}};
-  const auto made = testing::write_tiny_index(path, options);
-  ASSERT_TRUE(made.ok());
+  must(testing::write_tiny_index(path, options));
   RawIndex raw = RawIndex::read(path);
   ASSERT_GT(raw.at("layers.0.values").data.size(), kChecksumChunk);
   ASSERT_TRUE(SqzFile::open(path, OpenMode::kVerify).ok());
   for (const char* name : {"layers.0.values", "layers.1.keys"}) raw.at(name).data.back() ^= 1;
   testing::write_file(path, raw.bytes());
-  const auto file = SqzFile::open(path);
-  ASSERT_TRUE(file.ok());
+  const auto file = must(SqzFile::open(path));
   for (const int threads : {1, 2, 5}) {
-    EXPECT_THAT((*file)->verify({}, threads).message(), HasSubstr("\"layers.0.values\": XXH3-64"));
+    EXPECT_THAT(file->verify({}, threads).message(), HasSubstr("\"layers.0.values\": XXH3-64"));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "formats/base/hash.h"
 #include "formats/tokenizer.h"
 #include "tests/common/json.h"
+#include "tests/common/must.h"
 
 namespace sqz::testing {
 
@@ -23,15 +24,12 @@ inline std::string tokenizer_path(const std::string& name) {
 }
 
 inline Json read_golden(const std::string& name) {
-  const auto text = read_text_file(Env::posix(), golden_path(name));
-  EXPECT_TRUE(text.ok()) << text.status().message();
-  return Json::parse(*text);
+  const auto text = must(read_text_file(Env::posix(), golden_path(name)));
+  return Json::parse(text);
 }
 
 inline std::unique_ptr<Tokenizer> load_golden(const std::string& name) {
-  auto tokenizer = Tokenizer::load(tokenizer_path(name));
-  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status().message();
-  return tokenizer.ok() ? std::move(*tokenizer) : nullptr;
+  return must(Tokenizer::load(tokenizer_path(name)));
 }
 
 inline std::vector<std::string> golden_texts() {

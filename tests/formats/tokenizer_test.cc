@@ -8,6 +8,7 @@
 
 #include "formats/base/random.h"
 #include "formats/utf8.h"
+#include "tests/common/must.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/formats/tokenizer_golden.h"
 
@@ -53,12 +54,10 @@ TEST_P(GoldenIds, EqualOnAdversarialTexts) {
       EXPECT_EQ(ids.size(), golden["count"].get<size_t>());
       EXPECT_EQ(hash_of(ids), golden["xxh3"].get<std::string>());
     }
-    const auto decoded = tokenizer->decode(ids);
-    ASSERT_TRUE(decoded.ok()) << decoded.status().message();
-    check_decoded(golden, "decoded", texts[i], *decoded);
-    const auto special = tokenizer->decode(ids, true);
-    ASSERT_TRUE(special.ok()) << special.status().message();
-    check_decoded(golden, "decoded_special", texts[i], *special);
+    const auto decoded = must(tokenizer->decode(ids));
+    check_decoded(golden, "decoded", texts[i], decoded);
+    const auto special = must(tokenizer->decode(ids, true));
+    check_decoded(golden, "decoded_special", texts[i], special);
   }
 }
 
@@ -84,18 +83,17 @@ TEST(TokenizerVariants, EqualOnAdversarialTexts) {
     }
     const std::string path = directory.file("tokenizer.json");
     testing::write_file(path, file.dump());
-    const auto tokenizer = Tokenizer::load(path);
-    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
+    const auto tokenizer = must(Tokenizer::load(path));
     for (size_t i = 0; i < texts.size(); ++i) {
       SCOPED_TRACE(concat("text ", i, ": ", texts[i].substr(0, 100)));
       const Json& expected = variant["cases"][i];
       std::vector<int32_t> ids;
-      ASSERT_TRUE((*tokenizer)->encode(texts[i], true, ids).ok());
+      ASSERT_TRUE(tokenizer->encode(texts[i], true, ids).ok());
       EXPECT_EQ(ids.size(), expected[0].get<size_t>());
       EXPECT_EQ(hash_of(ids), expected[1].get<std::string>());
-      std::string decoded = *(*tokenizer)->decode(ids);
+      std::string decoded = *tokenizer->decode(ids);
       decoded += '\0';
-      decoded += *(*tokenizer)->decode(ids, true);
+      decoded += *tokenizer->decode(ids, true);
       EXPECT_EQ(hash_of(decoded), expected[2].get<std::string>());
     }
   }

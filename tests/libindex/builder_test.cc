@@ -13,6 +13,7 @@
 
 #include "libruntime/rope.h"
 #include "tests/common/check_index.h"
+#include "tests/common/must.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_qmodel.h"
 #include "tests/formats/fault_env.h"
@@ -185,18 +186,15 @@ void Builds::expect_buckets(const LayerView& view, int64_t head) const {
 }
 
 TEST_P(Builds, HoldEveryKeyOnce) {
-  const auto planned = prepare(options_);
-  ASSERT_TRUE(planned.ok()) << planned.status().message();
-  const auto plan = planned.value()->plan();
+  const auto planned = must(prepare(options_));
+  const auto plan = planned->plan();
   ASSERT_THAT(dir_.names(), IsEmpty());
-  const auto report = build(options_);
-  ASSERT_TRUE(report.ok()) << report.status().message();
-  EXPECT_EQ(report->bytes, std::filesystem::file_size(path_));
-  EXPECT_EQ(plan->bytes, report->bytes);
+  const auto report = must(build(options_));
+  EXPECT_EQ(report.bytes, std::filesystem::file_size(path_));
+  EXPECT_EQ(plan->bytes, report.bytes);
   EXPECT_GT(plan->peak_memory, 4u * kHeads * kTokens * kDim);
-  const auto opened = SqzFile::open(path_);
-  ASSERT_TRUE(opened.ok()) << opened.status().message();
-  const SqzFile& file = **opened;
+  const auto opened = must(SqzFile::open(path_));
+  const SqzFile& file = *opened;
   EXPECT_EQ(file.verify().message(), "");
   const auto [code, said] = testing::check_index(path_);
   EXPECT_LE(code, 0) << said;
@@ -248,9 +246,8 @@ TEST_P(Builds, AreTheSameBytesForAnyThreadsAndFoundAgain) {
   const auto find = [&](const BuildOptions& options) {
     return prepare(options).value()->find(Env::posix(), path_);
   };
-  const auto found = find(other);
-  ASSERT_TRUE(found.ok()) << found.status().message();
-  EXPECT_EQ(found->bytes, bytes.size());
+  const auto found = must(find(other));
+  EXPECT_EQ(found.bytes, bytes.size());
   QmodelFile classifier = qmodel();
   classifier.layers[2].centroids[0] += 0.5f;
   const std::pair<const char*, std::function<void(BuildOptions&)>> changes[] = {
@@ -274,13 +271,12 @@ TEST_P(Builds, AreTheSameBytesForAnyThreadsAndFoundAgain) {
 TEST_F(BuilderTest, OnlySlidingWindowsNeedNoQueriesAndNoLength) {
   model_.sliding_window.assign(kLayers, 64);
   auto builder =
-      IndexBuilder::create(Env::posix(), path_, false, model_, make_tokens(3), "", options_);
-  ASSERT_TRUE(builder.ok()) << builder.status().message();
+      must(IndexBuilder::create(Env::posix(), path_, false, model_, make_tokens(3), "", options_));
   const std::vector<float> data(kHeads * 3 * kDim, 1.0f);
   for (int64_t l = 0; l < kLayers; ++l) {
-    ASSERT_TRUE(builder.value()->add_layer(l, {data, data, {}}).ok());
+    ASSERT_TRUE(builder->add_layer(l, {data, data, {}}).ok());
   }
-  ASSERT_TRUE(builder.value()->finish().ok());
+  ASSERT_TRUE(builder->finish().ok());
   EXPECT_EQ(SqzFile::open(path_).value()->layer(2).exact, 3);
 }
 

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "libindex/quantile.h"
+#include "tests/common/must.h"
 #include "tests/libindex/calibration_data.h"
 #include "tests/libruntime/reference.h"
 
@@ -86,9 +87,7 @@ double mean_over_heads(const CalibrationInput& input, int scope, int first, int 
 }
 
 Calibration calibrated(const CalibrationInput& input) {
-  auto result = calibrate(input, 2);
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return result.ok() ? std::move(result).value() : Calibration();
+  return must(calibrate(input, 2));
 }
 
 const float* curve(const Calibration& c, int scope, int path) {

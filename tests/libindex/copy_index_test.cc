@@ -10,6 +10,7 @@
 #include "libindex/recalibrate.h"
 #include "tests/common/check_index.h"
 #include "tests/common/layered_index.h"
+#include "tests/common/must.h"
 #include "tests/common/tiny_index.h"
 #include "tests/formats/raw_safetensors.h"
 
@@ -21,9 +22,8 @@ TEST(CopyIndex, WritesTheNewestVersion) {
   const testing::TemporaryDirectory directory;
   const auto before = SqzFile::open(SQZ_SOURCE_DIR "/tests/golden/index/version1.sqz").value();
   const Calibration calibration = before->calibration().value();
-  ASSERT_TRUE(copy_index(Env::posix(), *before, before->metadata(), calibration,
-                         directory.file("b.sqz"), false)
-                  .ok());
+  must(copy_index(Env::posix(), *before, before->metadata(), calibration, directory.file("b.sqz"),
+                  false));
   const auto after = SqzFile::open(directory.file("b.sqz")).value();
   EXPECT_EQ(after->metadata().version, kFormatVersion);
   EXPECT_EQ(after->verify().message(), "");
@@ -52,10 +52,9 @@ TEST(CopyIndex, KeepsLayersOfEveryKind) {
   EXPECT_EQ(prune_index(env, whole, recent, path("p.sqz"), false, 1).status().message(), "");
   for (const char* name : {"a.sqz", "q8.sqz", "r.sqz", "p.sqz"}) {
     SCOPED_TRACE(name);
-    const auto file = SqzFile::open(path(name), OpenMode::kVerify);
-    ASSERT_TRUE(file.ok()) << file.status().message();
-    EXPECT_EQ((*file)->metadata().model, testing::layered_model());
-    EXPECT_EQ((*file)->metadata().version, kVersionOfLayers);
+    const auto file = must(SqzFile::open(path(name), OpenMode::kVerify));
+    EXPECT_EQ(file->metadata().model, testing::layered_model());
+    EXPECT_EQ(file->metadata().version, kVersionOfLayers);
     const auto [code, output] = testing::check_index(path(name));
     EXPECT_LE(code, 0) << output;  // -1 without numpy
     for (const TensorInfo& tensor : whole->header().tensors) {
@@ -63,7 +62,7 @@ TEST(CopyIndex, KeepsLayersOfEveryKind) {
                         tensor.name.starts_with("layers.1.") ||
                         tensor.name.starts_with("layers.4.");
       if (!kept) continue;
-      const auto expected = whole->tensor(tensor.name), found = (*file)->tensor(tensor.name);
+      const auto expected = whole->tensor(tensor.name), found = file->tensor(tensor.name);
       EXPECT_TRUE(std::ranges::equal(expected, found)) << tensor.name;
     }
   }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/common/must.h"
 #include "tests/libruntime/selection.h"
 
 namespace sqz {
@@ -37,9 +38,8 @@ class Prune : public ::testing::Test {
     return path;
   }
   Result<PruneReport> prune(const std::string& from, const SelectionRequest& policy) {
-    auto file = SqzFile::open(from, OpenMode::kRead);
-    EXPECT_TRUE(file.ok()) << file.status().message();
-    return prune_index(Env::posix(), *file, policy, output(), false, 1);
+    auto file = must(SqzFile::open(from, OpenMode::kRead));
+    return prune_index(Env::posix(), file, policy, output(), false, 1);
   }
   std::string refused(const std::string& from, const SelectionRequest& policy, Code code) {
     const auto report = prune(from, policy);
@@ -49,11 +49,7 @@ class Prune : public ::testing::Test {
   }
   std::string output() const { return directory_.file("pruned.sqz"); }
   static Served serve(const std::string& path, const TinyIndexOptions& o) {
-    const auto file = SqzFile::open(path, OpenMode::kRead);
-    EXPECT_TRUE(file.ok()) << file.status().message();
-    const auto index = make_served_index(*file);
-    EXPECT_TRUE(index.ok()) << index.status().message();
-    return {o, *index};
+    return {o, must(make_served_index(must(SqzFile::open(path, OpenMode::kRead))))};
   }
 
   testing::TemporaryDirectory directory_;
@@ -61,10 +57,9 @@ class Prune : public ::testing::Test {
 
 TEST_F(Prune, ServesNothingElse) {
   const TinyIndexOptions o = shape();
-  const auto report = prune(index(o), {.selector = SelectorKind::kH2o, .budget = 0.2});
-  ASSERT_TRUE(report.ok()) << report.status().message();
-  EXPECT_THAT(report->kept, ElementsAre(107, 107, 107));
-  EXPECT_EQ(report->bytes, std::filesystem::file_size(output()));
+  const auto report = must(prune(index(o), {.selector = SelectorKind::kH2o, .budget = 0.2}));
+  EXPECT_THAT(report.kept, ElementsAre(107, 107, 107));
+  EXPECT_EQ(report.bytes, std::filesystem::file_size(output()));
   const Served pruned = serve(output(), o);
   const auto refusal = [&](const SelectionRequest& request) {
     const Status status = testing::refusal(pruned, request);

@@ -9,6 +9,7 @@
 
 #include "libindex/calibrate.h"
 #include "libindex/copy_index.h"
+#include "tests/common/must.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
 
@@ -41,8 +42,7 @@ class Recalibrate : public ::testing::Test {
   void SetUp() override {
     options_.layers = 3;
     options_.dense_layers = {1};
-    const auto written = testing::write_tiny_index(path_, options_);
-    ASSERT_TRUE(written.ok()) << written.status().message();
+    must(testing::write_tiny_index(path_, options_));
     // Settings that are not those of every build.
     const auto plain = open(path_);
     IndexMetadata metadata = plain->metadata();
@@ -53,9 +53,7 @@ class Recalibrate : public ::testing::Test {
   }
 
   std::shared_ptr<const SqzFile> open(const std::string& path) const {
-    auto file = SqzFile::open(path);
-    EXPECT_TRUE(file.ok()) << file.status().message();
-    return file.ok() ? *file : nullptr;
+    return must(SqzFile::open(path));
   }
   Result<uint64_t> run(const RecordedQueries& queries, const RecalibrateOptions& options,
                        const std::string& output) const {
@@ -68,9 +66,8 @@ class Recalibrate : public ::testing::Test {
 
 TEST_F(Recalibrate, OnlyTheCalibrationChanges) {
   const std::string output = directory_.file("out.sqz");
-  const auto bytes = run(make_queries(options_), {}, output);
-  ASSERT_TRUE(bytes.ok()) << bytes.status().message();
-  EXPECT_EQ(*bytes, std::filesystem::file_size(output));
+  const auto bytes = must(run(make_queries(options_), {}, output));
+  EXPECT_EQ(bytes, std::filesystem::file_size(output));
   const auto before = open(path_), after = open(output);
   EXPECT_EQ(after->verify().message(), "");
   ASSERT_EQ(before->header().tensors.size(), after->header().tensors.size());
@@ -83,10 +80,9 @@ TEST_F(Recalibrate, OnlyTheCalibrationChanges) {
   for (const char* key : {"model", "tokens_hash", "tokenizer_hash", "build", "layers", "chat"}) {
     EXPECT_EQ(before->raw_metadata().at(key), after->raw_metadata().at(key));
   }
-  const auto calibration = after->calibration();
-  ASSERT_TRUE(calibration.ok());
-  EXPECT_EQ(calibration->source, "prompts: 2 prompts");
-  EXPECT_EQ(calibration->queries, 8);
+  const auto calibration = must(after->calibration());
+  EXPECT_EQ(calibration.source, "prompts: 2 prompts");
+  EXPECT_EQ(calibration.queries, 8);
 }
 
 // The file has the calibration that calibrate() finds for the same queries in its own layout.
@@ -127,14 +123,12 @@ TEST_F(Recalibrate, TheCalibrationIsOfTheGivenQueries) {
       }
     }
   }
-  const auto expected = calibrate(input, 1);
-  ASSERT_TRUE(expected.ok()) << expected.status().message();
-  const auto found = file->calibration();
-  ASSERT_TRUE(found.ok());
-  EXPECT_EQ(found->thresholds, expected->thresholds);
-  EXPECT_EQ(found->coarse, expected->coarse);
-  EXPECT_EQ(found->shares, expected->shares);
-  EXPECT_EQ(found->coarse_keep, expected->coarse_keep);
+  const auto expected = must(calibrate(input, 1));
+  const auto found = must(file->calibration());
+  EXPECT_EQ(found.thresholds, expected.thresholds);
+  EXPECT_EQ(found.coarse, expected.coarse);
+  EXPECT_EQ(found.shares, expected.shares);
+  EXPECT_EQ(found.coarse_keep, expected.coarse_keep);
 }
 
 TEST_F(Recalibrate, InPlaceAndForAnyThreads) {

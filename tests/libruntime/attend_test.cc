@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "libruntime/kernels/cpu/kernels.h"
+#include "tests/common/must.h"
 #include "tests/libruntime/coded_rows.h"
 #include "tests/libruntime/selection.h"
 
@@ -100,14 +101,13 @@ TEST(Attend, ManyBlocksEqualSingleBlocks) {
   const auto session = testing::open_session(served, options);
   const int64_t tokens = 150;
   const auto queries = testing::make_queries(served, 0, tokens, 10, 3.0f);
-  const auto together = testing::attend(*session, 0, queries);
-  ASSERT_TRUE(together.ok()) << together.status().message();
+  const auto together = must(testing::attend(*session, 0, queries));
   EXPECT_EQ(session->counters(0).selections, 150u);
   for (const int64_t t : {int64_t{0}, int64_t{60}, int64_t{61}, int64_t{149}}) {
     const std::vector<float> one(queries.begin() + t * 64, queries.begin() + (t + 1) * 64);
     const auto alone = testing::attend(*session, 0, one);
     for (int64_t i = 0; i < 64; ++i) {
-      EXPECT_NEAR(together->out[t * 64 + i], alone->out[i], 1e-5) << "token " << t;
+      EXPECT_NEAR(together.out[t * 64 + i], alone->out[i], 1e-5) << "token " << t;
     }
   }
 }
@@ -123,11 +123,10 @@ TEST(Attend, HugeLogitsAreNeitherNanNorNothing) {
     // A key's own direction, so long that exp() of logits overflows, and of differences vanishes.
     std::vector<float> queries(static_cast<size_t>(tokens * 4 * 64));
     for (size_t i = 0; i < queries.size(); ++i) queries[i] = 3000 * layer.keys[i];
-    const auto output = testing::attend(*session, 0, queries);
-    ASSERT_TRUE(output.ok()) << output.status().message();
-    EXPECT_GT(*std::max_element(output->lse.begin(), output->lse.end()), 1e4f);
-    for (const float x : output->out) ASSERT_TRUE(std::isfinite(x));
-    for (const float x : output->lse) ASSERT_TRUE(std::isfinite(x));
+    const auto output = must(testing::attend(*session, 0, queries));
+    EXPECT_GT(*std::max_element(output.lse.begin(), output.lse.end()), 1e4f);
+    for (const float x : output.out) ASSERT_TRUE(std::isfinite(x));
+    for (const float x : output.lse) ASSERT_TRUE(std::isfinite(x));
   }
   const double kept = static_cast<double>(session->counters(0).keys_read) /
                       static_cast<double>(session->counters(0).keys_possible);
@@ -147,14 +146,13 @@ TEST(Attend, ARequestThatIsNotFiniteIsNanAndTheOthersAreServed) {
     for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
       auto queries = good;
       queries[(4 * 4 + 3) * 64 + 17] = bad;
-      const auto output = testing::attend(*session, 0, queries, requests);
-      ASSERT_TRUE(output.ok()) << output.status().message();
+      const auto output = must(testing::attend(*session, 0, queries, requests));
       for (size_t row = 0; row < 28; ++row) {
         const bool lost = row >= 1 * 4 && row < 5 * 4;
-        EXPECT_EQ(std::isnan(output->lse[row]), lost) << "row " << row;
+        EXPECT_EQ(std::isnan(output.lse[row]), lost) << "row " << row;
         for (size_t i = row * 64; i < (row + 1) * 64; ++i) {
-          ASSERT_EQ(std::isnan(output->out[i]), lost) << "row " << row;
-          ASSERT_TRUE(lost || std::abs(output->out[i] - expected->out[i]) < 1e-5);
+          ASSERT_EQ(std::isnan(output.out[i]), lost) << "row " << row;
+          ASSERT_TRUE(lost || std::abs(output.out[i] - expected->out[i]) < 1e-5);
         }
       }
       EXPECT_EQ(session->select(testing::make_call(0, 7, queries.data(), requests)).status().code(),
@@ -200,10 +198,9 @@ TEST(Attend, NumbersAtTheEndsOfTheirTypes) {
         return testing::attend(*session, 0, queries, {.dtype = dtype});
       };
       // A product of -3.3e38 is the lowest logit but one, and counts.
-      const auto low = at(-2.06e37f);
-      ASSERT_TRUE(low.ok()) << low.status().message();
-      EXPECT_NEAR(low->lse[0] / -8.24e37, 1, 1e-3);
-      EXPECT_NEAR(low->out[0], 1e5, 400);
+      const auto low = must(at(-2.06e37f));
+      EXPECT_NEAR(low.lse[0] / -8.24e37, 1, 1e-3);
+      EXPECT_NEAR(low.out[0], 1e5, 400);
       // What float32 cannot hold is refused, above as below.
       for (const float x : {-3e37f, 3e37f}) EXPECT_EQ(at(x).status().code(), Code::kNumeric) << x;
       // Half floats end at 65504.

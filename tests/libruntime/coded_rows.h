@@ -2,6 +2,7 @@
 #pragma once
 
 #include "libindex/compress.h"
+#include "tests/common/must.h"
 #include "tests/libruntime/served_index.h"
 
 namespace sqz::testing {
@@ -10,11 +11,8 @@ inline Served serve_coded(const TinyIndexOptions& options, const CompressOptions
   const TemporaryDirectory dir;
   const std::string path = dir.file("whole.sqz"), out = dir.file("codes.sqz");
   EXPECT_TRUE(write_tiny_index(path, options).ok());
-  const auto report = compress_index(Env::posix(), **SqzFile::open(path), compress, out, true, 1);
-  EXPECT_TRUE(report.ok()) << report.status().message();
-  auto index = make_served_index(*SqzFile::open(out, OpenMode::kRead));
-  EXPECT_TRUE(index.ok());
-  return {options, *index};
+  must(compress_index(Env::posix(), **SqzFile::open(path), compress, out, true, 1));
+  return {options, must(make_served_index(must(SqzFile::open(out, OpenMode::kRead))))};
 }
 
 // The layer as float32: rows of codes decoded.

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "tests/common/must.h"
 #include "tests/libruntime/property_oracle.h"
 
 #ifdef SQZ_PROPERTY_CUDA
@@ -182,13 +183,11 @@ class Property {
       : c_(c), path_(directory.file("index.sqz")), base_(directory.file("base.sqz")) {}
 
   void run() {
-    const Status built = build_index(c_, base_, path_);
-    ASSERT_TRUE(built.ok()) << built.message();
-    const auto file = SqzFile::open(path_, OpenMode::kRead);
-    ASSERT_TRUE(file.ok()) << file.status().message();
-    ASSERT_EQ((*file)->verify().message(), "");
+    must(build_index(c_, base_, path_));
+    const auto file = must(SqzFile::open(path_, OpenMode::kRead));
+    ASSERT_EQ(file->verify().message(), "");
     if (const char* folder = std::getenv("SQZ_PROPERTY_KEEP")) keep(folder);
-    oracle_.emplace(c_, *file);
+    oracle_.emplace(c_, file);
     index_.emplace(path_);
     if (kGpu) index_->upload();
     if (oracle_->refused()) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/common/must.h"
 #include "tests/libruntime/served_index.h"
 
 namespace sqz::testing {
@@ -16,9 +17,7 @@ inline SessionOptions session_options(const SelectionRequest& selection) {
 }
 
 inline std::unique_ptr<Session> open_session(const Served& served, const SessionOptions& options) {
-  auto session = Session::create(served.index, options);
-  EXPECT_TRUE(session.ok()) << session.status().message();
-  return session.ok() ? *std::move(session) : nullptr;
+  return must(Session::create(served.index, options));
 }
 
 inline Status refusal(const Served& served, const SelectionRequest& selection) {
@@ -30,11 +29,9 @@ inline std::vector<std::vector<bool>> selected_slots(Session& session, int64_t l
                                                      const std::vector<float>& queries) {
   const ModelDescription& model = session.index().metadata().model;
   const int64_t tokens = std::ssize(queries) / (model.query_heads * model.head_dim);
-  const auto heads = session.select(make_call(layer, tokens, queries.data(), {}));
-  EXPECT_TRUE(heads.ok()) << heads.status().message();
   std::vector<std::vector<bool>> out;
-  if (!heads.ok()) return out;
-  for (const HeadSelection& head : *heads) {
+  for (const HeadSelection& head :
+       must(session.select(make_call(layer, tokens, queries.data(), {})))) {
     std::vector<bool>& slots = out.emplace_back(session.index().layers[layer].slots, false);
     int64_t keys = 0, end = -1;  // of the run before: runs ascend and do not touch
     for (const KeyRun& run : head.read.runs()) {

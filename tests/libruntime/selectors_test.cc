@@ -121,7 +121,6 @@ TEST_P(Selectors, RefusesRequestsThatMakeNoSense) {
 
 TEST_P(Selectors, FiniteQueriesWhoseScoresAreNot) {
   const auto session = testing::open_session(served(), testing::session_options(request(0.3)));
-  ASSERT_NE(session, nullptr);
   const std::vector<float> huge(4 * 16, 3e38f);
   const std::vector<int64_t> positions = {5000};
   EXPECT_EQ(testing::attend(*session, 1, huge, {.positions = positions}).status().code(),

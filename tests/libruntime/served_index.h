@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "libruntime/session/session.h"
+#include "tests/common/must.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/common/tiny_index.h"
 #include "tests/libruntime/random_data.h"
@@ -23,13 +24,8 @@ struct Served {
 inline Served serve(const TinyIndexOptions& options) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("tiny.sqz");
-  const auto written = write_tiny_index(path, options);
-  EXPECT_TRUE(written.ok()) << written.status().message();
-  auto file = SqzFile::open(path, OpenMode::kRead);
-  EXPECT_TRUE(file.ok()) << file.status().message();
-  auto index = make_served_index(*file);
-  EXPECT_TRUE(index.ok()) << index.status().message();
-  return {options, *index};
+  must(write_tiny_index(path, options));
+  return {options, must(make_served_index(must(SqzFile::open(path, OpenMode::kRead))))};
 }
 
 // [tokens, Hq, d]: noise, with part of some stored key, so that few clusters matter to a query.

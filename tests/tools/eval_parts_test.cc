@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tests/common/json.h"
+#include "tests/common/must.h"
 #include "tools/common/metrics.h"
 #include "tools/sqz_eval/settings.h"
 #include "tools/sqz_eval/trials.h"
@@ -28,9 +29,7 @@ size_t count_of(const std::string& text, const std::string& part) {
 class EvalTrials : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    auto loaded = Tokenizer::load(SQZ_SOURCE_DIR "/examples/models/nano");
-    ASSERT_TRUE(loaded.ok()) << loaded.status().message();
-    tokenizer_ = std::move(*loaded);
+    tokenizer_ = must(Tokenizer::load(SQZ_SOURCE_DIR "/examples/models/nano"));
     std::string text;
     for (int line = 0; line < 1500; ++line) {
       text += concat("On day ", line % 97, " the carrier walked to the mill and back.\n");

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "formats/sqz_file.h"
+#include "tests/common/must.h"
 #include "tests/tools/run_tool.h"
 #include "tools/common/index_context.h"
 #include "tools/common/model_options.h"
@@ -202,9 +203,7 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
   TrialOptions trials;
   trials.tokens = kTokens;
   trials.continuation = 128;
-  auto made = make_pass(*model.tokenizer, haystack, {2, true, true}, trials, 0);
-  ASSERT_TRUE(made.ok()) << made.status().message();
-  Pass pass = *made;
+  Pass pass = must(make_pass(*model.tokenizer, haystack, {2, true, true}, trials, 0));
   pass.views.push_back({{{0, kTokens}}, false, false});
   pass.facts.emplace_back();
   BuildOptions build;
@@ -214,9 +213,8 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
   const Status built = indexes.make(model, pass, {{Partition::kKmeans}}, build, [](double) {});
   ASSERT_TRUE(built.ok()) << built.message();
   for (size_t v = 0; v < 2; ++v) {
-    const auto file = SqzFile::open(indexes.file(v, {}, 0).name.path());
-    ASSERT_TRUE(file.ok());
-    EXPECT_EQ((*file)->metadata().tokens, kTokens - pass.planted[1 - v].count);
+    const auto file = must(SqzFile::open(indexes.file(v, {}, 0).name.path()));
+    EXPECT_EQ(file->metadata().tokens, kTokens - pass.planted[1 - v].count);
   }
 
   // Known changes have known errors, and a run with a probe answers as one without.
@@ -234,9 +232,8 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
   ScoreOptions options;
   options.observer = [&](const ObservedAttention& attention) { return probe.observe(attention); };
   dense->place(kTokens);
-  const auto losses = model.runner->score(pass.continuation, *dense, options);
-  ASSERT_TRUE(losses.ok()) << losses.status().message();
-  EXPECT_EQ(*losses, *model.runner->score(pass.continuation, *dense, {}));
+  const auto losses = must(model.runner->score(pass.continuation, *dense, options));
+  EXPECT_EQ(losses, *model.runner->score(pass.continuation, *dense, {}));
   const auto results = probe.results();
   for (size_t t = 0; t < 128; ++t) {
     EXPECT_EQ(results[0].error[t], 0);
@@ -251,8 +248,7 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
 
   // Attention behind the index of the whole text is attention to the whole text.
   const auto whole = open(2, "dense");
-  const auto behind = model.runner->score(pass.continuation, *whole, {});
-  ASSERT_TRUE(behind.ok()) << behind.status().message();
+  const auto behind = must(model.runner->score(pass.continuation, *whole, {}));
   std::vector<int32_t> all = pass.ids;
   all.insert(all.end(), pass.continuation.begin(), pass.continuation.end());
   std::vector<float> logits;
@@ -260,12 +256,12 @@ TEST(EvalProbe, IndexesAndErrorsOfAPass) {
   once.max_tokens = 0;
   ASSERT_TRUE(model.runner->generate(all, once, nullptr, &logits).ok());
   const auto vocabulary = static_cast<size_t>(model.description().vocab_size);
-  for (size_t t = 0; t < behind->size(); ++t) {
+  for (size_t t = 0; t < behind.size(); ++t) {
     double sum = 0;
     const float* row = logits.data() + (static_cast<size_t>(kTokens) + t) * vocabulary;
     for (size_t i = 0; i < vocabulary; ++i) sum += std::exp(static_cast<double>(row[i]));
     const double expected = std::log(sum) - row[pass.continuation[t + 1]];
-    EXPECT_NEAR((*behind)[t], expected, 0.05) << t;  // keys and values in the index are bf16
+    EXPECT_NEAR(behind[t], expected, 0.05) << t;  // keys and values in the index are bf16
   }
 }
 

@@ -177,7 +177,6 @@ TEST(AttentionNan, Propagates) {
 // Each query of a model gives away 1, and capturing changes nothing else.
 TEST(AttentionMassOfAPass, EveryQueryGivesOne) {
   const auto runner = load_runner(nano_folder());
-  ASSERT_NE(runner, nullptr);
   const ModelDescription& model = runner->config().description;
   std::vector<int32_t> tokens;
   for (int32_t i = 0; i < 300; ++i) tokens.push_back(100 + i * 37 % 4000);

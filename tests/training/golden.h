@@ -10,6 +10,7 @@
 
 #include "formats/base/file.h"
 #include "formats/safetensors.h"
+#include "tests/common/must.h"
 #include "training/runner.h"
 
 namespace sqz {
@@ -40,20 +41,18 @@ std::vector<T> golden_tensor(const ReadFile& file, const SafetensorsHeader& head
 }
 
 inline Golden read_golden(const std::string& path) {
-  const auto file = Env::posix().open_read(path);
-  EXPECT_TRUE(file.ok()) << file.status().message();
-  const auto header = read_safetensors_header(**file);
-  EXPECT_TRUE(header.ok()) << header.status().message();
+  const auto file = must(Env::posix().open_read(path));
+  const auto header = must(read_safetensors_header(*file));
   Golden golden;
-  golden.tokens = golden_tensor<int32_t>(**file, *header, "tokens");
-  for (int32_t p : golden_tensor<int32_t>(**file, *header, "positions")) {
+  golden.tokens = golden_tensor<int32_t>(*file, header, "tokens");
+  for (int32_t p : golden_tensor<int32_t>(*file, header, "positions")) {
     golden.positions.push_back(p);
   }
-  golden.logits = golden_tensor<float>(**file, *header, "logits");
-  const auto length = golden_tensor<int32_t>(**file, *header, "prompt").at(0);
+  golden.logits = golden_tensor<float>(*file, header, "logits");
+  const auto length = golden_tensor<int32_t>(*file, header, "prompt").at(0);
   golden.prompt.assign(golden.tokens.begin(), golden.tokens.begin() + length);
-  golden.generated = golden_tensor<int32_t>(**file, *header, "generated");
-  golden.generated_logits = golden_tensor<float>(**file, *header, "generated_logits");
+  golden.generated = golden_tensor<int32_t>(*file, header, "generated");
+  golden.generated_logits = golden_tensor<float>(*file, header, "generated_logits");
   return golden;
 }
 
@@ -70,9 +69,7 @@ inline double largest_difference(std::span<const float> a, std::span<const float
 
 inline std::unique_ptr<Runner> load_runner(const std::string& folder, RunnerOptions options = {}) {
   if (options.threads == 0) options.threads = 2;
-  auto runner = Runner::load(folder, options);
-  EXPECT_TRUE(runner.ok()) << runner.status().message();
-  return runner.ok() ? std::move(*runner) : nullptr;
+  return must(Runner::load(folder, options));
 }
 
 // Logits [tokens, vocab] of a text by itself.
@@ -80,8 +77,7 @@ inline std::vector<float> logits_of(Runner& runner, std::span<const int32_t> tok
   GenerateOptions none;
   none.max_tokens = 0;
   std::vector<float> out;
-  const auto answer = runner.generate(tokens, none, nullptr, &out);
-  EXPECT_TRUE(answer.ok()) << answer.status().message();
+  must(runner.generate(tokens, none, nullptr, &out));
   return out;
 }
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "tests/common/json.h"
+#include "tests/common/must.h"
 #include "tests/training/golden.h"
 #include "training/profile.h"
 
@@ -14,16 +15,14 @@ class Profile : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::string path = SQZ_SOURCE_DIR "/tests/golden/profile.json";
-    const auto text = read_text_file(Env::posix(), path);
-    ASSERT_TRUE(text.ok()) << text.status().message();
-    golden_ = Json::parse(*text);
+    const auto text = must(read_text_file(Env::posix(), path));
+    golden_ = Json::parse(text);
     for (const Json& tokens : golden_["texts"]) {
       texts_.push_back({concat("text", texts_.size()), tokens.get<std::vector<int32_t>>()});
     }
     options_.window = golden_["window"];
     options_.windows = 0;
     runner_ = load_runner(nano_folder());
-    ASSERT_NE(runner_, nullptr);
   }
 
   std::string refused(std::span<const TokenText> texts, const ProfileOptions& options,
@@ -40,31 +39,28 @@ class Profile : public ::testing::Test {
 };
 
 TEST_F(Profile, MeansAndErrorsAreThoseOfTransformers) {
-  const auto profile = profile_layers(*runner_, texts_, options_);
-  ASSERT_TRUE(profile.ok()) << profile.status().message();
-  EXPECT_EQ(profile->tokens, 1050);
-  EXPECT_EQ(profile->windows, 5);
-  ASSERT_EQ(profile->cosine.size(), 6u);
-  ASSERT_EQ(profile->cosine_error.size(), 6u);
+  const auto profile = must(profile_layers(*runner_, texts_, options_));
+  EXPECT_EQ(profile.tokens, 1050);
+  EXPECT_EQ(profile.windows, 5);
+  ASSERT_EQ(profile.cosine.size(), 6u);
+  ASSERT_EQ(profile.cosine_error.size(), 6u);
   for (size_t l = 0; l < 6; ++l) {
-    EXPECT_NEAR(profile->cosine[l], golden_["cosine"][l].get<double>(), 2e-5) << "layer " << l;
-    EXPECT_NEAR(profile->cosine_error[l], golden_["cosine_error"][l].get<double>(), 5e-6)
+    EXPECT_NEAR(profile.cosine[l], golden_["cosine"][l].get<double>(), 2e-5) << "layer " << l;
+    EXPECT_NEAR(profile.cosine_error[l], golden_["cosine_error"][l].get<double>(), 5e-6)
         << "layer " << l;
   }
 }
 
 TEST_F(Profile, AskedForOneWindowItTakesTheFirstOfEachText) {
   options_.windows = 1;
-  const auto first = profile_layers(*runner_, texts_, options_);
-  ASSERT_TRUE(first.ok()) << first.status().message();
-  EXPECT_EQ(first->windows, 2);
-  EXPECT_EQ(first->tokens, 600);
+  const auto first = must(profile_layers(*runner_, texts_, options_));
+  EXPECT_EQ(first.windows, 2);
+  EXPECT_EQ(first.tokens, 600);
   for (TokenText& text : texts_) text.tokens.resize(300);
   options_.windows = 0;
-  const auto cut = profile_layers(*runner_, texts_, options_);
-  ASSERT_TRUE(cut.ok());
-  EXPECT_EQ(first->cosine, cut->cosine);
-  EXPECT_EQ(first->cosine_error, cut->cosine_error);
+  const auto cut = must(profile_layers(*runner_, texts_, options_));
+  EXPECT_EQ(first.cosine, cut.cosine);
+  EXPECT_EQ(first.cosine_error, cut.cosine_error);
 }
 
 TEST_F(Profile, RefusesWhatItCannotAverage) {

@@ -204,7 +204,6 @@ class QmodelCapture : public ::testing::Test {
  protected:
   void SetUp() override {
     runner_ = load_runner(nano_folder());
-    ASSERT_NE(runner_, nullptr);
     for (int32_t i = 0; i < 300; ++i) window_.tokens.push_back(100 + i * i % 3001);
   }
   std::unique_ptr<Runner> runner_;

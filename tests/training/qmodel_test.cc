@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "formats/tokenizer.h"
+#include "tests/common/must.h"
 #include "tests/common/same_qmodel.h"
 #include "tests/common/temporary_directory.h"
 #include "tests/formats/raw_safetensors.h"
@@ -19,12 +20,10 @@ class QmodelTraining : public ::testing::Test {
  protected:
   void SetUp() override {
     runner_ = load_runner(nano_folder());
-    ASSERT_NE(runner_, nullptr);
-    const auto tokenizer = Tokenizer::load(nano_folder());
-    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().message();
+    const auto tokenizer = must(Tokenizer::load(nano_folder()));
     const std::string book = testing::read_file(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
     TokenText text{"dracula.txt", {}};
-    ASSERT_TRUE((*tokenizer)->encode(book.substr(4000, 24000), true, text.tokens).ok());
+    ASSERT_TRUE(tokenizer->encode(book.substr(4000, 24000), true, text.tokens).ok());
     texts_.push_back(text);
     options_.buckets = 16;
     options_.hidden = 32;
@@ -70,30 +69,28 @@ TEST_F(QmodelTraining, LearnsAndWritesAFileThatReadsBack) {
     EXPECT_LE(done, 1);
     last = std::max(last, done);
   };
-  const auto trained = train(options_);
-  ASSERT_TRUE(trained.ok()) << trained.status().message();
+  const auto trained = must(train(options_));
   EXPECT_EQ(last, 1);
   ASSERT_GE(checks.size(), 4u);
   EXPECT_LT(checks.back().loss, 0.9 * checks.front().loss);
-  EXPECT_GT(trained->windows, 6);
-  EXPECT_EQ(trained->held_out, 1);
-  ASSERT_EQ(trained->scores.size(), 4u);
-  EXPECT_EQ(trained->scores[0].method, "classifier");
-  const auto& recall = trained->scores[0].recall;
+  EXPECT_GT(trained.windows, 6);
+  EXPECT_EQ(trained.held_out, 1);
+  ASSERT_EQ(trained.scores.size(), 4u);
+  EXPECT_EQ(trained.scores[0].method, "classifier");
+  const auto& recall = trained.scores[0].recall;
   ASSERT_EQ(recall.size(), 3u);
   for (const QmodelRecall& row : recall) {
     EXPECT_GT(row.recall, 1.5 * row.selectivity) << "better than buckets by chance";
   }
 
   const std::string path = dir_.file("q.sqz");
-  ASSERT_TRUE(write_qmodel_file(Env::posix(), path, false, trained->file).ok());
-  const auto back = read_qmodel_file(path);
-  ASSERT_TRUE(back.ok()) << back.status().message();
-  expect_same(*back, trained->file);
-  EXPECT_EQ(back->dense, std::vector<int64_t>{0});
-  EXPECT_TRUE(back->layers[0].centroids.empty());
-  EXPECT_EQ(back->layers[5].centroids.size(), 2u * 16 * 64);
-  EXPECT_EQ(back->recent, 64);
+  ASSERT_TRUE(write_qmodel_file(Env::posix(), path, false, trained.file).ok());
+  const auto back = must(read_qmodel_file(path));
+  expect_same(back, trained.file);
+  EXPECT_EQ(back.dense, std::vector<int64_t>{0});
+  EXPECT_TRUE(back.layers[0].centroids.empty());
+  EXPECT_EQ(back.layers[5].centroids.size(), 2u * 16 * 64);
+  EXPECT_EQ(back.recent, 64);
 }
 
 TEST_F(QmodelTraining, TheSeedDecides) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tests/common/must.h"
 #include "tests/libruntime/reference.h"
 #include "tests/training/golden.h"
 
@@ -96,7 +97,6 @@ class Model : public testing::TestWithParam<const char*> {
     const std::string folder = golden_path(GetParam());
     golden_ = read_golden(folder + "/golden.safetensors");
     runner_ = load_runner(folder);
-    ASSERT_NE(runner_, nullptr);
   }
   const ModelDescription& model() const { return runner_->config().description; }
   int64_t count() const { return static_cast<int64_t>(golden_.tokens.size()); }
@@ -158,9 +158,8 @@ TEST_P(Model, ContextPlusPromptEqualsDense) {
     options.max_tokens = 0;
     std::vector<float> rows;
     const auto answer =
-        runner_->generate(all.subspan(static_cast<size_t>(split)), options, &context, &rows);
-    ASSERT_TRUE(answer.ok()) << answer.status().message();
-    EXPECT_TRUE(answer->tokens.empty());
+        must(runner_->generate(all.subspan(static_cast<size_t>(split)), options, &context, &rows));
+    EXPECT_TRUE(answer.tokens.empty());
     EXPECT_LT(largest_difference(rows, expected), 1e-3) << "split at " << split;
     EXPECT_EQ(context.calls, model().layers) << "a prompt is one call a layer";
     EXPECT_EQ(context.longest, count() - split);
@@ -191,13 +190,13 @@ TEST_P(Model, AnswersTogetherAreThoseOneByOne) {
           ++ended;
           return Status();
         });
-    ASSERT_TRUE(status.ok()) << status.message();
+    must(status);
     EXPECT_EQ(ended, questions.size());
     for (size_t i = 0; i < questions.size(); ++i) {
-      const auto alone = runner_->generate(questions[i].prompt, questions[i].options, &context);
-      ASSERT_TRUE(alone.ok());
-      EXPECT_EQ(together[i].tokens, alone->tokens) << "question " << i << ", width " << width;
-      EXPECT_EQ(together[i].stop_reason, alone->stop_reason);
+      const auto alone =
+          must(runner_->generate(questions[i].prompt, questions[i].options, &context));
+      EXPECT_EQ(together[i].tokens, alone.tokens) << "question " << i << ", width " << width;
+      EXPECT_EQ(together[i].stop_reason, alone.stop_reason);
     }
   }
 }
@@ -209,10 +208,9 @@ TEST_P(Model, AnswersOverAContextEqualDenseAnswers) {
   ExactContext context(model(), std::move(kept), 120);
   GenerateOptions options;
   options.max_tokens = static_cast<int64_t>(golden_.generated.size());
-  const auto answer = runner_->generate(prompt.subspan(120), options, &context);
-  ASSERT_TRUE(answer.ok()) << answer.status().message();
-  EXPECT_EQ(answer->tokens, golden_.generated);
-  EXPECT_EQ(answer->stop_reason, "length");
+  const auto answer = must(runner_->generate(prompt.subspan(120), options, &context));
+  EXPECT_EQ(answer.tokens, golden_.generated);
+  EXPECT_EQ(answer.stop_reason, "length");
 }
 
 TEST_P(Model, ContextErrorsStopGeneration) {
@@ -270,10 +268,9 @@ TEST_P(Llama, EndsAtTheLastPosition) {
   std::vector<int32_t> prompt(510, 5);
   GenerateOptions options;
   options.max_tokens = 1000;
-  const auto answer = runner_->generate(prompt, options);
-  ASSERT_TRUE(answer.ok()) << answer.status().message();
-  EXPECT_EQ(answer->stop_reason, "length");
-  EXPECT_EQ(answer->tokens.size(), 3u);  // the last is chosen by position 511 and never run
+  const auto answer = must(runner_->generate(prompt, options));
+  EXPECT_EQ(answer.stop_reason, "length");
+  EXPECT_EQ(answer.tokens.size(), 3u);  // the last is chosen by position 511 and never run
 }
 
 TEST_P(Llama, ConsumerErrorStopsThePass) {
