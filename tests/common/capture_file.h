@@ -22,16 +22,17 @@ inline void write_text(hid_t object, const char* name, const std::string& text) 
   H5Awrite(attribute.get(), type.get(), text.c_str());
 }
 
-// A dataset, in one piece; its groups are made.
+// A dataset, in one piece; its groups are made. Without data it is left unwritten.
 inline Hdf5Id write_numbers(hid_t file, const std::string& name, hid_t type,
-                            const std::vector<int64_t>& shape, const void* data) {
+                            const std::vector<int64_t>& shape, const void* data,
+                            hid_t properties = H5P_DEFAULT) {
   const Hdf5Id links(H5Pcreate(H5P_LINK_CREATE));
   H5Pset_create_intermediate_group(links.get(), 1);
   const std::vector<hsize_t> dims(shape.begin(), shape.end());
   const Hdf5Id space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr));
   Hdf5Id set(
-      H5Dcreate2(file, name.c_str(), type, space.get(), links.get(), H5P_DEFAULT, H5P_DEFAULT));
-  H5Dwrite(set.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data);
+      H5Dcreate2(file, name.c_str(), type, space.get(), links.get(), properties, H5P_DEFAULT));
+  if (data != nullptr) H5Dwrite(set.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data);
   return set;
 }
 

@@ -63,36 +63,28 @@ class CaptureTest : public ::testing::Test {
 
   // Changes the file through HDF5 itself, as another program would.
   void change(const std::function<void(hid_t)>& edit) {
-    const hid_t file = H5Fopen(path_.c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
-    ASSERT_GE(file, 0);
-    edit(file);
-    H5Fclose(file);
+    const Hdf5Id file(H5Fopen(path_.c_str(), H5F_ACC_RDWR, H5P_DEFAULT));
+    ASSERT_TRUE(file.ok());
+    edit(file.get());
   }
 
-  // Replaces (or adds) a dataset. `properties` is the creation list, closed here.
-  static hid_t put(hid_t file, const char* name, hid_t type, std::vector<hsize_t> dims,
-                   const void* data, hid_t properties = H5P_DEFAULT) {
-    if (H5Lexists(file, name, H5P_DEFAULT) > 0) H5Ldelete(file, name, H5P_DEFAULT);
-    const hid_t space = H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr);
-    const hid_t dataset = H5Dcreate2(file, name, type, space, H5P_DEFAULT, properties, H5P_DEFAULT);
-    EXPECT_GE(dataset, 0) << name;
-    if (data != nullptr) H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data);
-    H5Sclose(space);
-    if (properties != H5P_DEFAULT) H5Pclose(properties);
+  // Replaces a dataset. `properties`: of its creation.
+  static Hdf5Id put(hid_t file, const char* name, hid_t type, const std::vector<int64_t>& dims,
+                    const void* data, hid_t properties = H5P_DEFAULT) {
+    H5Ldelete(file, name, H5P_DEFAULT);
+    Hdf5Id dataset = testing::write_numbers(file, name, type, dims, data, properties);
+    EXPECT_TRUE(dataset.ok()) << name;
     return dataset;
   }
 
   static void put_text(hid_t object, const char* name, const std::string& text) {
     if (H5Aexists(object, name) > 0) H5Adelete(object, name);
-    const hid_t type = H5Tcopy(H5T_C_S1);
-    H5Tset_size(type, H5T_VARIABLE);  // as h5py writes text
-    const hid_t space = H5Screate(H5S_SCALAR);
-    const hid_t attribute = H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
+    const Hdf5Id type(H5Tcopy(H5T_C_S1)), space(H5Screate(H5S_SCALAR));
+    H5Tset_size(type.get(), H5T_VARIABLE);  // as h5py writes text
+    const Hdf5Id attribute(
+        H5Acreate2(object, name, type.get(), space.get(), H5P_DEFAULT, H5P_DEFAULT));
     const char* pointer = text.c_str();
-    H5Awrite(attribute, type, &pointer);
-    H5Aclose(attribute);
-    H5Sclose(space);
-    H5Tclose(type);
+    H5Awrite(attribute.get(), type.get(), &pointer);
   }
 
   Status open() { return CaptureReader::open(path_).status(); }
@@ -169,17 +161,14 @@ TEST_F(CaptureTest, ReadsHalfPrecision) {
   for (const float x : layer.values) brain.push_back(to_bfloat16(x).bits);
   change([&](hid_t file) {
     // The 16-bit float of IEEE 754, as numpy's float16 arrives through h5py.
-    const hid_t type = H5Tcopy(H5T_IEEE_F32LE);
-    H5Tset_fields(type, 15, 10, 5, 0, 10);
-    H5Tset_size(type, 2);
-    H5Tset_ebias(type, 15);
-    const hid_t keys = put(file, "/layers/0/keys", type, {2, kTokens, 8}, half.data());
-    put_text(keys, "rope", "post");
-    H5Dclose(keys);
-    const hid_t values =
-        put(file, "/layers/0/values", H5T_STD_U16LE, {2, kTokens, 8}, brain.data());
-    put_text(values, "dtype", "bfloat16");
-    H5Dclose(values);
+    const Hdf5Id type(H5Tcopy(H5T_IEEE_F32LE));
+    H5Tset_fields(type.get(), 15, 10, 5, 0, 10);
+    H5Tset_size(type.get(), 2);
+    H5Tset_ebias(type.get(), 15);
+    put_text(put(file, "/layers/0/keys", type.get(), {2, kTokens, 8}, half.data()).get(), "rope",
+             "post");
+    put_text(put(file, "/layers/0/values", H5T_STD_U16LE, {2, kTokens, 8}, brain.data()).get(),
+             "dtype", "bfloat16");
   });
   const auto reader = must(CaptureReader::open(path_));
   const CapturedLayer read = reader->read_layer(0).value();
@@ -194,13 +183,12 @@ TEST_F(CaptureTest, ReadsCompressedAndWideIntegers) {
   const std::vector<float> zeros(2 * kTokens * 8, 0.0f);
   std::vector<int64_t> tokens(kTokens, 99);
   change([&](hid_t file) {
-    const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
+    const Hdf5Id properties(H5Pcreate(H5P_DATASET_CREATE));
     const hsize_t chunk[] = {1, kTokens, 8};
-    H5Pset_chunk(properties, 3, chunk);
-    H5Pset_deflate(properties, 6);
-    H5Dclose(
-        put(file, "/layers/1/values", H5T_IEEE_F32LE, {2, kTokens, 8}, zeros.data(), properties));
-    H5Dclose(put(file, "/tokens", H5T_STD_I64LE, {kTokens}, tokens.data()));
+    H5Pset_chunk(properties.get(), 3, chunk);
+    H5Pset_deflate(properties.get(), 6);
+    put(file, "/layers/1/values", H5T_IEEE_F32LE, {2, kTokens, 8}, zeros.data(), properties.get());
+    put(file, "/tokens", H5T_STD_I64LE, {kTokens}, tokens.data());
   });
   const auto reader = must(CaptureReader::open(path_));
   EXPECT_EQ(reader->read_layer(1).value().values, zeros);
@@ -242,9 +230,8 @@ TEST_F(CaptureTest, RefusesMissingPartsAndABadModelDescription) {
   expect_refused_after(model({{"kv_heads", 0}}), "kv_heads");
   const auto number = [](hid_t file) {
     H5Adelete(file, "model");
-    const hid_t space = H5Screate(H5S_SCALAR);
-    H5Aclose(H5Acreate2(file, "model", H5T_NATIVE_INT, space, H5P_DEFAULT, H5P_DEFAULT));
-    H5Sclose(space);
+    const Hdf5Id space(H5Screate(H5S_SCALAR));
+    Hdf5Id(H5Acreate2(file, "model", H5T_NATIVE_INT, space.get(), H5P_DEFAULT, H5P_DEFAULT));
   };
   expect_refused_after(number, "attribute model");
 }
@@ -254,7 +241,7 @@ TEST_F(CaptureTest, RefusesWrongShapesTypesAndNumbers) {
   struct Wrong {
     const char* dataset;
     hid_t type;
-    std::vector<hsize_t> dims;
+    std::vector<int64_t> dims;
     std::vector<int64_t> numbers;  // zeros if empty
   };
   const hid_t f32 = H5T_IEEE_F32LE, i64 = H5T_STD_I64LE;
@@ -275,9 +262,7 @@ TEST_F(CaptureTest, RefusesWrongShapesTypesAndNumbers) {
     const auto edit = [&](hid_t file) {
       const void* data =
           wrong.numbers.empty() ? static_cast<const void*>(zeros.data()) : wrong.numbers.data();
-      const hid_t dataset = put(file, wrong.dataset, wrong.type, wrong.dims, data);
-      put_text(dataset, "rope", "post");
-      H5Dclose(dataset);
+      put_text(put(file, wrong.dataset, wrong.type, wrong.dims, data).get(), "rope", "post");
     };
     expect_refused_after(edit, wrong.dataset);
   }
@@ -294,7 +279,7 @@ TEST_F(CaptureTest, WithoutAVocabularyOrTokenizer) {
   EXPECT_EQ(found.tokenizer_hash, "");
   std::vector<int64_t> ids(info.tokens.begin(), info.tokens.end());
   ids[1] = int64_t{1} << 31;
-  change([&](hid_t file) { H5Dclose(put(file, "/tokens", H5T_STD_I64LE, {kTokens}, ids.data())); });
+  change([&](hid_t file) { put(file, "/tokens", H5T_STD_I64LE, {kTokens}, ids.data()); });
   EXPECT_THAT(open().message(), HasSubstr("/tokens: found id 2147483648 at index 1"));
 }
 
@@ -303,9 +288,8 @@ TEST_F(CaptureTest, RefusesBadRope) {
                                    {"/layers/1/keys", "pre"},
                                    {"/layers/0/keys", ""}}) {
     const auto set = [&, name = name, rope = std::string(rope)](hid_t file) {
-      const hid_t keys = H5Dopen2(file, name, H5P_DEFAULT);
-      rope.empty() ? void(H5Adelete(keys, "rope")) : put_text(keys, "rope", rope);
-      H5Dclose(keys);
+      const Hdf5Id keys(H5Dopen2(file, name, H5P_DEFAULT));
+      rope.empty() ? void(H5Adelete(keys.get(), "rope")) : put_text(keys.get(), "rope", rope);
     };
     expect_refused_after(set, name);
   }
@@ -313,7 +297,7 @@ TEST_F(CaptureTest, RefusesBadRope) {
 
 // A shape is a claim: without the bytes behind it nothing is allocated.
 TEST_F(CaptureTest, RefusesShapesWithoutData) {
-  const hsize_t huge = hsize_t{1} << 40;
+  const int64_t huge = int64_t{1} << 40;
   const hsize_t gib = hsize_t{1} << 28;  // rows of 4 bytes
   for (const auto& [rows, deflate, code] : {std::tuple(hsize_t{1024}, false, Code::kCorrupt),
                                             {hsize_t{1024}, true, Code::kCorrupt},
@@ -321,10 +305,10 @@ TEST_F(CaptureTest, RefusesShapesWithoutData) {
                                             {gib + 1, false, Code::kUnsupported},
                                             {hsize_t{0}, false, Code::kCorrupt}}) {
     const auto edit = [&, rows = rows, deflate = deflate](hid_t file) {
-      const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
-      if (rows > 0) H5Pset_chunk(properties, 1, &rows);
-      if (deflate) H5Pset_deflate(properties, 1);
-      H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {huge}, nullptr, properties));
+      const Hdf5Id properties(H5Pcreate(H5P_DATASET_CREATE));
+      if (rows > 0) H5Pset_chunk(properties.get(), 1, &rows);
+      if (deflate) H5Pset_deflate(properties.get(), 1);
+      put(file, "/tokens", H5T_STD_I32LE, {huge}, nullptr, properties.get());
     };
     expect_refused_after(edit, "/tokens", code);
   }
@@ -343,9 +327,9 @@ TEST_F(CaptureTest, NeverLeavesTheFile) {
   testing::write_file(folder_.file("raw"), std::string(kTokens * 4, '\0'));
   expect_refused_after(
       [&](hid_t file) {
-        const hid_t properties = H5Pcreate(H5P_DATASET_CREATE);
-        H5Pset_external(properties, folder_.file("raw").c_str(), 0, kTokens * 4);
-        H5Dclose(put(file, "/tokens", H5T_STD_I32LE, {kTokens}, nullptr, properties));
+        const Hdf5Id properties(H5Pcreate(H5P_DATASET_CREATE));
+        H5Pset_external(properties.get(), folder_.file("raw").c_str(), 0, kTokens * 4);
+        put(file, "/tokens", H5T_STD_I32LE, {kTokens}, nullptr, properties.get());
       },
       "/tokens", Code::kUnsupported);
 }

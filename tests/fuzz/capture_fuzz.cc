@@ -13,7 +13,7 @@
 
 namespace {
 
-using sqz::Hdf5Id, sqz::testing::write_text;
+using sqz::Hdf5Id, sqz::testing::write_numbers, sqz::testing::write_text;
 
 struct Bytes {
   std::span<const uint8_t> rest;
@@ -30,21 +30,19 @@ void write(hid_t file, const std::string& name, Bytes& in) {
                          H5T_STD_U8LE,   H5T_STD_U64BE, H5T_IEEE_F64LE, H5T_C_S1};
   const hid_t type = types[in.next() % std::size(types)];
   const uint8_t how = in.next(), step = in.next();
-  std::vector<hsize_t> dims(in.next() % 4);
-  for (hsize_t& dim : dims) dim = in.next() % 32;
+  std::vector<int64_t> dims(in.next() % 4);
+  for (int64_t& dim : dims) dim = in.next() % 32;
   int64_t count = 1;
-  for (const hsize_t dim : dims) count *= static_cast<int64_t>(dim);
+  for (const int64_t dim : dims) count *= dim;
   std::vector<int64_t> data(static_cast<size_t>(count));
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<int64_t>(i) * step - (how >> 6);
-  const Hdf5Id links(H5Pcreate(H5P_LINK_CREATE)), properties(H5Pcreate(H5P_DATASET_CREATE));
-  H5Pset_create_intermediate_group(links.get(), 1);
+  const Hdf5Id properties(H5Pcreate(H5P_DATASET_CREATE));
   if ((how & 1) && count > 0 && !dims.empty()) {
-    H5Pset_chunk(properties.get(), static_cast<int>(dims.size()), dims.data());
+    const std::vector<hsize_t> chunk(dims.begin(), dims.end());
+    H5Pset_chunk(properties.get(), static_cast<int>(chunk.size()), chunk.data());
     H5Pset_deflate(properties.get(), 1);
   }
-  const Hdf5Id space(H5Screate_simple(static_cast<int>(dims.size()), dims.data(), nullptr));
-  const Hdf5Id set(H5Dcreate2(file, name.c_str(), type, space.get(), links.get(), properties.get(),
-                              H5P_DEFAULT));
+  const Hdf5Id set = write_numbers(file, name, type, dims, nullptr, properties.get());
   if (!set.ok()) return;
   if (!(how & 2) && type != H5T_C_S1) {
     H5Dwrite(set.get(), H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, data.data());
