@@ -21,8 +21,9 @@ inline void write_file(const std::string& path, const std::string& bytes) {
 
 class TemporaryDirectory {
  public:
-  TemporaryDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "sqz_test_XXXXXX").string();
+  explicit TemporaryDirectory(
+      const std::filesystem::path& base = std::filesystem::temp_directory_path()) {
+    std::string pattern = (base / "sqz_test_XXXXXX").string();
     if (const char* made = ::mkdtemp(pattern.data())) path_ = made;
   }
   ~TemporaryDirectory() {

@@ -9,7 +9,7 @@
 
 #include "formats/hdf5.h"
 #include "tests/common/capture_file.h"
-#include "tests/fuzz/input_file.h"
+#include "tests/common/temporary_directory.h"
 
 namespace {
 
@@ -55,8 +55,8 @@ void write(hid_t file, const std::string& name, Bytes& in) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const sqz::Hdf5Quiet quiet;
-  const sqz::InputFile output({});
-  const std::string& path = output.path();
+  static const sqz::testing::TemporaryDirectory directory;
+  const std::string path = directory.file("x.h5");
   {
     const Hdf5Id file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT));
     const Hdf5Id root(H5Gopen2(file.get(), "/", H5P_DEFAULT));

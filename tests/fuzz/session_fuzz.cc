@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "sqz/sqz.hpp"
-#include "tests/fuzz/input_file.h"
+#include "tests/common/temporary_directory.h"
 #include "tests/fuzz/sqz_input.h"
 
 namespace {
@@ -75,10 +75,14 @@ void attend(sqz_session* session, const sqz_index* index, const sqz_index_info& 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const sqz::SqzInput input({data, size});
   const auto [how, amount, rule, unused, spare, levels, tokens, block] = input.settings;
-  const sqz::InputFile file(input.file);
+  static const sqz::testing::TemporaryDirectory directory;
+  const std::string path = directory.file("x.sqz");
+  sqz::testing::write_file(path,
+                           {reinterpret_cast<const char*>(input.file.data()), input.file.size()});
+  if (std::filesystem::file_size(path) != input.file.size()) std::abort();
   sqz_index* index = nullptr;
   const sqz_open_mode mode = how & 128 ? SQZ_OPEN_VERIFY : how & 1 ? SQZ_OPEN_MMAP : SQZ_OPEN_READ;
-  if (!ok(sqz_index_open(file.path().c_str(), mode, &index))) {
+  if (!ok(sqz_index_open(path.c_str(), mode, &index))) {
     return 0;
   }
   auto info = make<sqz_index_info>();

@@ -62,15 +62,6 @@ struct Layer {
 class CApiBuild : public ::testing::Test {
  protected:
   CApiBuild() {
-    model_.architecture = "LlamaForCausalLM";
-    model_.layers = kLayers;
-    model_.query_heads = kQueryHeads;
-    model_.kv_heads = kHeads;
-    model_.head_dim = kDim;
-    model_.vocab_size = 1000;
-    model_.max_positions = 4096;
-    model_.weights_hash = "cd";
-    model_.attention_scale = 0.25;
     model_.sliding_window = {0, 64, 0};
     for (int32_t i = 0; i < kTokens; ++i) tokens_.push_back(i * 7 % 1000);
   }
@@ -121,7 +112,7 @@ class CApiBuild : public ::testing::Test {
 
   testing::TemporaryDirectory directory_;
   const std::string path_ = directory_.file("a.sqz");
-  ModelDescription model_;
+  ModelDescription model_ = testing::tiny_model(kLayers, kQueryHeads, kHeads, kDim);
   std::vector<int32_t> tokens_;
   sqz_build* build_ = nullptr;
 };

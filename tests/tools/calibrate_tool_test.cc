@@ -12,7 +12,6 @@ namespace fs = std::filesystem;
 class CalibrateTool : public ToolTest {
  protected:
   void SetUp() override {
-    ToolTest::SetUp();
     write_file(path("a.txt"), prose(700));
     write_file(path("q.txt"), "Who was silent?\n\nThe old road by the\r\n");
     write_file(path("q.jsonl"), R"({"prompt": "Who was silent?", "id": 1})"

@@ -18,7 +18,6 @@ const std::string kAfter = "<|im_end|>\n<|im_start|>assistant\n";
 class ChatTool : public ToolTest {
  protected:
   void SetUp() override {
-    ToolTest::SetUp();
     fs::copy(kModel, path("m"));
     for (const auto& entry : fs::directory_iterator(path("m"))) {
       fs::permissions(entry.path(), fs::perms::owner_write, fs::perm_options::add);

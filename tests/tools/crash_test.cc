@@ -28,10 +28,8 @@ struct Build {
 class CrashTest : public ToolTest, public ::testing::WithParamInterface<Build> {
  protected:
   void SetUp() override {
-    const std::string base = GetParam().folder;
-    if (!fs::is_directory(base)) GTEST_SKIP() << "there is no " << base;
-    folder_ = fs::path(base) / concat("sqz_crash_", GetParam().name, "_", ::getpid());
-    fs::create_directories(folder_ / "work");
+    if (elsewhere_.path().empty()) GTEST_SKIP() << "there is no " << GetParam().folder;
+    folder_ = elsewhere_.path();
     write_small_capture(folder_ / "a.h5", 300, 120);
   }
 
@@ -53,6 +51,7 @@ class CrashTest : public ToolTest, public ::testing::WithParamInterface<Build> {
     if (GetParam().replaces) write_file(output_, "old");
   }
 
+  const testing::TemporaryDirectory elsewhere_{GetParam().folder};
   std::string output_ = "unset";
 };
 

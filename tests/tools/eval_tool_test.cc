@@ -26,10 +26,7 @@ std::string lines(int count) {
 
 class EvalTool : public ToolTest {
  protected:
-  void SetUp() override {
-    ToolTest::SetUp();
-    write_file(path("lines.txt"), lines(400));
-  }
+  void SetUp() override { write_file(path("lines.txt"), lines(400)); }
 
   ToolRun eval(std::vector<std::string> more) const {
     more.insert(more.begin(), {"--model", kModel, "--text", path("lines.txt"), "--tokens", "2000",

@@ -26,7 +26,6 @@ struct Command {
 class FailingWrite : public ToolTest, public ::testing::WithParamInterface<Command> {
  protected:
   void SetUp() override {
-    ToolTest::SetUp();
     inputs_ = folder_ / "inputs";
     fs::create_directories(inputs_);
     variables["IN"] = inputs_.string();

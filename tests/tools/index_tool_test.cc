@@ -15,10 +15,7 @@ namespace fs = std::filesystem;
 
 class IndexToolTest : public ToolTest {
  protected:
-  void SetUp() override {
-    ToolTest::SetUp();
-    write_small_capture(path("c.h5"), 600, 120);
-  }
+  void SetUp() override { write_small_capture(path("c.h5"), 600, 120); }
   // The result of a build of c.h5 to `name`, which is replaced.
   Json build(const std::string& name, const std::string& more = "") const {
     return expect({concat("sqz-index build --capture c.h5 --force -o ", name, " ", more)});

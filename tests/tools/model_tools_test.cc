@@ -36,10 +36,7 @@ std::string question(const Needle& needle) {
 
 class ModelTools : public ToolTest {
  protected:
-  void SetUp() override {
-    ToolTest::SetUp();
-    write_file(path("a.txt"), prose(400));
-  }
+  void SetUp() override { write_file(path("a.txt"), prose(400)); }
 
   Json build(const std::string& output, const std::string& more) const {
     return expect({concat("sqz-index build -m $MODEL -o ", output, " ", more)});

@@ -25,7 +25,6 @@ std::string miles(int count) {
 class ProfileTool : public ToolTest {
  protected:
   void SetUp() override {
-    ToolTest::SetUp();
     write_file(path("a.txt"), miles(60));
     write_file(path("b.txt"), miles(30));
   }

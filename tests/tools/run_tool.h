@@ -87,13 +87,7 @@ inline std::string prose(int words) {
 // A folder for a test's files, removed at the end.
 class ToolTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              concat("sqz_tool_", info->name(), "_", ::getpid());
-    std::filesystem::create_directories(folder_ / "work");
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  ToolTest() { std::filesystem::create_directories(folder_ / "work"); }
 
   // A path in the test's own folder, where a tool works; scratch files of run() lie elsewhere.
   std::string path(const std::string& name) const { return (folder_ / "work" / name).string(); }
@@ -221,7 +215,8 @@ class ToolTest : public ::testing::Test {
   // and is ready for signals.
   bool has_spoken() const { return !read_file(folder_ / "stderr").empty(); }
 
-  std::filesystem::path folder_;
+  const testing::TemporaryDirectory directory_;
+  std::filesystem::path folder_ = std::filesystem::canonical(directory_.path());  // it exists
 };
 
 // Sends `signal` as soon as `ready()` is true. Gives up, without sending, when the process ends.

@@ -11,7 +11,6 @@ using ::testing::HasSubstr;
 class TrainQmodelTool : public ToolTest {
  protected:
   void SetUp() override {
-    ToolTest::SetUp();
     const std::string book = read_file(SQZ_SOURCE_DIR "/examples/texts/dracula.txt");
     write_file(path("train.txt"), book.substr(3000, 24000));
     write_file(path("other.txt"), book.substr(400000, 6000));
