@@ -88,7 +88,13 @@ Status CheckedCall::check_contexts(const sqz_attend_args& args) {
     for (Neighbours n; n.end < call_.request_count();) {
       SQZ_RETURN_IF_ERROR(check_context(n.end, c));
       n = neighbours(n.end, c);
-      if (n.session != nullptr) SQZ_RETURN_IF_ERROR(check_tokens(n));
+      if (n.session == nullptr) continue;
+      SQZ_RETURN_IF_ERROR(check_tokens(n));
+      // Requests with the same context may have others in front of it.
+      const bool alone = n.session->index().metadata().after.empty();
+      for (int64_t r = n.first + 1; r < n.end && !alone; ++r) {
+        SQZ_RETURN_IF_ERROR(check_context(r, c));
+      }
     }
   }
   return {};

@@ -36,6 +36,8 @@ struct TinyIndexOptions {
   bool has_value_means = true;
   double spread = 0.5;  // of keys around their cluster's centre, whose entries are N(0, 1)
   uint64_t seed = 1;
+  std::string tokens_hash = "00000000000000bb";
+  std::vector<std::string> after;  // ids of the contexts that stood in front
 };
 
 // The contents of the file, for comparison.
@@ -116,7 +118,8 @@ inline IndexMetadata metadata(const TinyIndexOptions& o) {
   IndexMetadata m;
   m.model = tiny_model(o.layers, o.query_heads, o.kv_heads, o.head_dim);
   m.tokenizer_hash = "00000000000000aa";
-  m.tokens_hash = "00000000000000bb";
+  m.tokens_hash = o.tokens_hash;
+  m.after = o.after;
   m.tokens = o.tokens;
   m.sink = o.sink;
   m.tail = o.tail;

@@ -133,6 +133,35 @@ TEST_F(Engine, IndexesOfOneSessionAreOfOneModel) {
   limits.put(1, index);
 }
 
+// Each request is checked, also where its neighbour has the same index at the same place.
+TEST_F(Engine, AnIndexServesBehindWhatItWasMadeAfterInEveryRequest) {
+  testing::TinyIndexOptions options = testing::c_index_options();
+  options.windows = {};
+  ASSERT_NO_FATAL_FAILURE(write_other(options));
+  const std::string behind = directory_->file("behind.sqz"), third = directory_->file("third.sqz");
+  options.tokens_hash = "00000000000000cc";
+  ASSERT_TRUE(testing::write_tiny_index(third, options).ok());
+  options.after = {"00000000000000bb"};
+  ASSERT_TRUE(testing::write_tiny_index(behind, options).ok());
+  const runtime::Index front(other_path()), after(behind), another(third);
+  auto held = testing::held_budget(0.2);
+  held.max_contexts = 2;
+  runtime::Session session(front, held);
+  session.put(1, after);
+  session.put(2, another);
+  Call call(2);
+  const int64_t indptr[] = {0, 1, 2};
+  call.args.indptr = indptr;
+  call.args.requests = 2;
+  call.args.contexts_each = 2;
+  const sqz_context right[] = {{0, 0, 0}, {1, 0, 5000}, {0, 0, 0}, {1, 0, 5000}};
+  call.args.contexts = right;
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_OK) << sqz_last_error();
+  const sqz_context wrong[] = {{0, 0, 0}, {1, 0, 5000}, {2, 0, 0}, {1, 0, 5000}};
+  call.args.contexts = wrong;
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_MISMATCH);
+}
+
 // Queries are turned back by the offset, and states merged: tests/python has that against float64.
 TEST_F(Engine, ContextsThatCannotFollowOneAnother) {
   testing::TinyIndexOptions options = testing::c_index_options();
