@@ -184,6 +184,15 @@ TEST(EvalFacts, AnswersDifferAndAreNotInTheText) {
   EXPECT_EQ(prompts.size(), 64u);
 }
 
+TEST(EvalFacts, ATextMayHaveEveryNumberOfFourDigits) {
+  Random random(3);
+  std::string text;
+  for (int i = 1000; i < 10000; ++i) text += concat(i, " ");
+  for (const Fact& fact : random_facts(random, kMostFacts, text)) {
+    EXPECT_EQ(text.find(fact.answer), std::string::npos);
+  }
+}
+
 TEST(Metrics, AreThoseComputedByHand) {
   const std::vector<double> four = {1, 2, 3, 6}, ones = {1, 1, 1, 1};
   EXPECT_DOUBLE_EQ(mean(four), 3);

@@ -30,11 +30,12 @@ std::string random_digits(Random& random, int digits) {
   return out;
 }
 
-// Digits that are nowhere in `text` and share nothing with the answers so far.
+// Digits that are nowhere in `text` and share nothing with the answers so far. A text may have all
+// numbers of so many digits; then it takes longer ones.
 std::string fresh_digits(Random& random, int digits, std::string_view text,
                          const std::vector<Fact>& facts) {
-  for (;;) {
-    const std::string out = random_digits(random, digits);
+  for (int tries = 0;; ++tries) {
+    const std::string out = random_digits(random, digits + tries / 1000);
     const bool used = std::any_of(facts.begin(), facts.end(), [&](const Fact& fact) {
       return fact.answer.find(out) != std::string::npos ||
              out.find(fact.answer) != std::string::npos;
