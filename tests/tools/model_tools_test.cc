@@ -203,6 +203,9 @@ TEST_F(ModelTools, AContextGrows) {
        {command + "--after none.sqz", 3, {"none.sqz"}},
        {command + "--after " + nine, 2, {"max_contexts", "found 9"}},
        {command + "--after a.sqz --heavy-hitters", 2, {"--after"}},
+       {"sqz-index build -m $MODEL b.txt --after a.sqz,b.sqz -o b.sqz --force",
+        2,
+        {"b.sqz", "is an input"}},
        {"sqz-index build -m $MODEL -o x.sqz --tokens long.ids --after a.sqz", 3, {"positions"}}});
   EXPECT_EQ(files(), names);
 }

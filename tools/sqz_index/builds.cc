@@ -180,6 +180,7 @@ class Builds {
     if (!corpus_) {
       std::vector<std::string> inputs = named_files(arguments_.source);
       inputs.insert(inputs.end(), {arguments_.capture, arguments_.layers, arguments_.qmodel});
+      inputs.insert(inputs.end(), arguments_.after.begin(), arguments_.after.end());
       return check_output(output, arguments_.force, inputs);
     }
     std::error_code error;
