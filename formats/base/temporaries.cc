@@ -19,7 +19,7 @@ struct Slot {
 };
 static_assert(std::atomic<int>::is_always_lock_free);
 
-std::array<Slot, 64> slots;
+std::array<Slot, 2048> slots;
 
 }  // namespace
 

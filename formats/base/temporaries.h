@@ -6,7 +6,7 @@
 
 namespace sqz {
 
-// Up to 64 names are remembered at a time, others are ignored. Thread-safe.
+// Up to 2048 names are remembered at a time, others are ignored. Thread-safe.
 void remember_temporary(const std::string& path);
 void forget_temporary(const std::string& path);
 
