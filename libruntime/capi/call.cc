@@ -9,6 +9,8 @@
 namespace sqz::capi {
 namespace {
 
+constexpr int64_t kMostOffset = int64_t{1} << 40;  // sums with lengths of contexts do not overflow
+
 // The layer whose keys serve `layer`.
 Result<int64_t> find_keys(const ModelDescription& model, int64_t layer) {
   if (layer < 0 || layer >= model.layers) {
@@ -143,6 +145,10 @@ Status CheckedCall::check_context(int64_t request, int64_t which) const {
     return refuse(Code::kInvalidArgument, ".offset: found ", context.offset,
                   ", expected 0: the session's max_contexts is 1");
   }
+  if (context.offset < -kMostOffset || context.offset > kMostOffset) {
+    return refuse(Code::kInvalidArgument, ".offset: found ", context.offset, ", expected ",
+                  -kMostOffset, " to ", kMostOffset);
+  }
   if (is_in_place(*session, request, which)) return {};
   return refuse(Code::kMismatch, ": found ", session->index().file->path(), " without the ",
                 metadata.after.size(),
@@ -240,6 +246,7 @@ AttendCall CheckedCall::part(const Neighbours& requests) const {
     return static_cast<const std::byte*>(data) + row * call_.head_dim * size;
   };
   part.tokens = call_.request_begin(requests.end) - first;
+  part.first_token = first;
   part.q = shift(call_.q);
   part.q_before_rope = shift(call_.q_before_rope);
   if (call_.out != nullptr) {

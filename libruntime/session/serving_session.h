@@ -33,6 +33,7 @@ struct AttendCall {
   int64_t layer = 0;                                     // that has keys
   int64_t query_heads = 0, head_dim = 0, value_dim = 0;  // Hq, d, dv of the layer
   int64_t tokens = 0;                                    // T
+  int64_t first_token = 0;                               // its number in messages
   DType dtype = DType::kF32;                             // of q and out: F32, F16, BF16
   const void* q = nullptr;                               // [T, Hq, d]
   void* out = nullptr;                                   // [T, Hq, dv]

@@ -132,8 +132,9 @@ Status Session::check_positions(const AttendCall& call) const {
   for (int64_t t = 0; t < call.tokens; ++t) {
     if (call.position(t) >= metadata.tokens) continue;
     return {Code::kInvalidArgument,
-            concat("positions[", t, "]: found ", call.positions[t], ", expected at least ",
-                   call.offset + metadata.tokens, ", where the fixed context ends")};
+            concat("positions[", call.first_token + t, "]: found ", call.positions[t],
+                   ", expected at least ", call.offset + metadata.tokens,
+                   ", where the fixed context ends")};
   }
   return {};
 }
@@ -163,7 +164,7 @@ Status Session::select_blocks(const AttendCall& call, std::span<const QueryBlock
     selections[i].exact_skipped = std::max(selections[i].exact_skipped, call.skip);
     if (!status.ok()) bad_.note(block.first * layer_.query_heads + first_query);
   });
-  return bad_.status("product of centroids and the queries of the block and group", call.layer,
+  return bad_.status("product of centroids and the queries of the block and group", call,
                      layer_.query_heads);
 }
 
@@ -183,7 +184,7 @@ Status Session::attend_blocks(const AttendCall& call, std::span<const QueryBlock
     }
     finish(call, first, blocks[first.block], state);
   });
-  return bad_.status("attention", call.layer, layer_.query_heads);
+  return bad_.status("attention", call, layer_.query_heads);
 }
 
 void Session::run(const AttendCall& call, const AttendTask& task, const QueryBlock& block,

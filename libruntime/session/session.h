@@ -33,11 +33,12 @@ class BadRow {
     }
   }
   // kNumeric if there is one; `what` opens the sentence.
-  Status status(const char* what, int64_t layer, int64_t query_heads) const {
+  Status status(const char* what, const AttendCall& call, int64_t query_heads) const {
     const int64_t row = row_;
     if (row == kNone) return {};
-    return {Code::kNumeric, concat(what, " of layer ", layer, ", token ", row / query_heads,
-                                   ", query head ", row % query_heads, " is NaN or infinite")};
+    return {Code::kNumeric,
+            concat(what, " of layer ", call.layer, ", token ", call.first_token + row / query_heads,
+                   ", query head ", row % query_heads, " is NaN or infinite")};
   }
 
  private:

@@ -133,6 +133,27 @@ TEST_F(Engine, IndexesOfOneSessionAreOfOneModel) {
   limits.put(1, index);
 }
 
+// Neighbours with one context are served apart from the others, but a message counts all tokens.
+TEST_F(Engine, MessagesNameTheTokenOfTheCall) {
+  ASSERT_NO_FATAL_FAILURE(write_other(testing::c_index_options()));
+  const runtime::Index index(path()), other(other_path());
+  runtime::Session session(index, testing::held_budget(0.2));
+  session.put(1, other);
+  const int64_t indptr[] = {0, 2, 3}, positions[] = {5000, 5001, 10};
+  const sqz_context contexts[] = {{0, 0, 0}, {1, 0, 0}};
+  for (const int64_t layer : {0, 1}) {
+    Call call(3, 1, layer);
+    call.args.indptr = indptr;
+    call.args.requests = 2;
+    call.args.contexts = contexts;
+    call.args.positions = positions;
+    if (layer == 0) std::fill(call.q.end() - 64, call.q.end(), 3e38f);
+    EXPECT_NE(sqz_attend(session.handle(), &call.args), SQZ_OK);
+    const char* const place = layer == 0 ? "token 2" : "positions[2]";
+    EXPECT_NE(std::strstr(sqz_last_error(), place), nullptr) << sqz_last_error();
+  }
+}
+
 // Each request is checked, also where its neighbour has the same index at the same place.
 TEST_F(Engine, AnIndexServesBehindWhatItWasMadeAfterInEveryRequest) {
   testing::TinyIndexOptions options = testing::c_index_options();
@@ -160,6 +181,9 @@ TEST_F(Engine, AnIndexServesBehindWhatItWasMadeAfterInEveryRequest) {
   const sqz_context wrong[] = {{0, 0, 0}, {1, 0, 5000}, {2, 0, 0}, {1, 0, 5000}};
   call.args.contexts = wrong;
   EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_MISMATCH);
+  const sqz_context far[] = {{0, 0, 0}, {1, 0, INT64_MIN}, {0, 0, 0}, {1, 0, 5000}};
+  call.args.contexts = far;
+  EXPECT_EQ(sqz_attend(session.handle(), &call.args), SQZ_INVALID_ARGUMENT);
 }
 
 // Queries are turned back by the offset, and states merged: tests/python has that against float64.
