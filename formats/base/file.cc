@@ -112,7 +112,11 @@ class PosixWriteFile : public WriteFile {
 
   Status copy_mode(const std::string& path) override {
     struct stat info {};
-    if (::lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
+    if (::lstat(path.c_str(), &info) != 0 || S_ISLNK(info.st_mode)) return {};
+    if (!S_ISREG(info.st_mode)) {
+      return {Code::kInvalidArgument,
+              concat(path, ": found a folder, pipe or device, expected a file or nothing")};
+    }
     return ::fchmod(fd_, info.st_mode & 0777) == 0 ? Status() : io_error(path_, "fchmod", errno);
   }
 

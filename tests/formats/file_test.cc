@@ -92,6 +92,19 @@ TEST(AtomicFile, HasNoNameBeforeItIsPublished) {
   EXPECT_THAT(dir.names(), ::testing::UnorderedElementsAre("old", "new"));
 }
 
+TEST(AtomicFile, RefusesToReplaceWhatIsNoFile) {
+  TemporaryDirectory dir;
+  ASSERT_EQ(::mkfifo(dir.file("pipe").c_str(), 0600), 0);
+  ASSERT_EQ(::mkdir(dir.file("folder").c_str(), 0700), 0);
+  for (const Temporary kind : {Temporary::kNamed, Temporary::kUnnamed}) {
+    for (const char* name : {"pipe", "folder"}) {
+      const auto file = AtomicFile::create(Env::posix(), dir.file(name), true, kind);
+      EXPECT_EQ(file.status().code(), Code::kInvalidArgument) << file.status().message();
+    }
+  }
+  EXPECT_THAT(dir.names(), ::testing::UnorderedElementsAre("pipe", "folder"));
+}
+
 TEST(AtomicFile, ASignalHandlerRemovesItsNameUntilItIsPublished) {
   TemporaryDirectory dir;
   {
