@@ -186,7 +186,7 @@ class Builds {
     std::error_code error;
     std::filesystem::create_directories(std::filesystem::path(output).parent_path(), error);
     if (error) return {Code::kIo, concat(output, ": create folder: ", error.message())};
-    return {};
+    return check_output(output, arguments_.force, arguments_.after);
   }
 
   // The model, which is loaded for the first document that needs it.
