@@ -41,6 +41,9 @@ Result<std::vector<std::vector<sqz::StateTensor>>> state_from_json(const sqz::Js
                                                                    const std::string& label) {
   std::vector<std::vector<sqz::StateTensor>> out(json.size());
   for (size_t l = 0; l < json.size(); ++l) {
+    if (!json[l].is_object() && !json[l].is_null()) {
+      return sqz::unexpected(json[l], concat(label, "[", l, "]"), "an object or null");
+    }
     for (const sqz::JsonValue& tensor : json[l].items()) {
       const bool pair = tensor.is_array() && tensor.size() == 2 && tensor[1].is_array();
       const auto dtype = pair ? sqz::dtype_from_name(tensor[0].string()) : std::nullopt;

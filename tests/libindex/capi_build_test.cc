@@ -207,7 +207,8 @@ TEST_F(CApiBuild, LayersOfEveryKind) {
   for (const char* wrong : {"3", R"([{"a": ["F32", [-1]]}, null, null, null, null, null])",
                             R"([{"a": ["F33", [1]]}, null, null, null, null, null])",
                             R"([{"a/b": ["F32", [1]]}, null, null, null, null, null])",
-                            R"([null, null, null, {"a": ["F32", [1]]}, null, null])", "[null]"}) {
+                            R"([null, null, null, {"a": ["F32", [1]]}, null, null])", "[null]",
+                            R"(["a", null, null, null, null, null])"}) {
     const std::string options = concat(R"({"sink": 2, "tail": 5, "state": )", wrong, "}");
     expect_refused(create(options.c_str()), SQZ_INVALID_ARGUMENT, "state");
   }
@@ -250,6 +251,11 @@ TEST_F(CApiBuild, LayersOfEveryKind) {
   EXPECT_EQ(add_state(2, state[2][0]), SQZ_INVALID_ARGUMENT) << "not declared";
   EXPECT_THAT(sqz_last_error(),
               HasSubstr("layers.2.state.steps: found I64[2], expected no such tensor"));
+  ASSERT_EQ(create(R"({"sink": 2, "tail": 5, "replace": true, "state":
+      [{"ssm": ["BF16", [1, 3]]}, null, null, null, null, null]})"),
+            SQZ_OK);
+  EXPECT_EQ(add_state(0, state[0][0]), SQZ_OK) << sqz_last_error();
+  EXPECT_EQ(add_state(0, state[0][0]), SQZ_INVALID_ARGUMENT) << sqz_last_error();
 }
 
 TEST_F(CApiBuild, TellsHowFarItIs) {
