@@ -67,6 +67,8 @@ typedef struct sqz_build sqz_build;
  *   tokenizer_hash ""           XXH3-64 of tokenizer.json, hexadecimal, if a tokenizer made the ids
  *   chat null                   an object, the texts around the turns of the chat that the context
  *                               stands in (docs/format.md); kept in the index
+ *   after (none)                context_id of each context that stood in front when the keys were
+ *                               made, in their order: the index serves behind these alone
  *   state []                    for each layer null or {name: [dtype, [shape]]}, dtype as "F32" or
  *                               "BF16": the tensors that sqz_build_add_state() will bring
  *   replace false               an existing file
