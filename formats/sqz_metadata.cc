@@ -107,8 +107,9 @@ void check_fields(const IndexMetadata& m, JsonFields& in) {
 
 Result<std::vector<std::string>> context_ids_from_json(const JsonValue& json,
                                                        const std::string& label) {
-  const char* expected = "an array of 16 hexadecimal digits each, at least one";
-  if (!json.is_array() || json.size() == 0) return unexpected(json, label, expected);
+  const char* expected = "an array of 1 to 7 ids of 16 hexadecimal digits";
+  if (!json.is_array() || json.size() == 0 || json.size() > kMostInFront)
+    return unexpected(json, label, expected);
   std::vector<std::string> out;
   for (const JsonValue& entry : json.items()) {
     if (!entry.is_string() || !is_hash(std::string(entry.string())))

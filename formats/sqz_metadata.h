@@ -17,7 +17,8 @@ JsonText to_json(const LayerBudgets& budgets);
 // Reads the budgets of a model with `layers` layers.
 LayerBudgets read_budgets(JsonFields& in, int64_t layers);
 
-// IndexMetadata::after: at least one.
+// IndexMetadata::after: at least one, and no more than can stand in front of an index in a request.
+inline constexpr size_t kMostInFront = 7;
 Result<std::vector<std::string>> context_ids_from_json(const JsonValue& json,
                                                        const std::string& label);
 

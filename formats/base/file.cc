@@ -237,7 +237,9 @@ Status take_free_name(const std::string& path, std::string& name, Take take) {
 }
 
 Status exists_error(const std::string& path) {
-  return {Code::kExists, concat(path, ": file exists; pass --force to replace it")};
+  return {
+      Code::kExists,
+      concat(path, ": file exists; remove it, or replace it with --force (in the API, replace)")};
 }
 
 }  // namespace

@@ -162,7 +162,7 @@ sqz_status sqz_build_create(const char* path, const char* model, const int32_t* 
   return fence([&]() -> Status {
     if (build == nullptr) return invalid("build: found null, expected where to put the handle");
     *build = nullptr;
-    if (path == nullptr) return invalid("path: found null, expected a file name");
+    if (path == nullptr || *path == '\0') return invalid("path: found none, expected a file name");
     if (tokens == nullptr || count < 1) return invalid("tokens: found none, expected at least one");
     auto handle = std::make_unique<sqz_build>();
     handle->path = path;

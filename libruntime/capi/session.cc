@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "formats/sqz_metadata.h"
 #include "libruntime/capi/fence.h"
 #include "libruntime/capi/handles.h"
 
@@ -86,6 +87,7 @@ SlotTable::SlotTable(const sqz_session_options& in)
 
 Result<std::unique_ptr<SlotTable>> SlotTable::create(sqz_index& index,
                                                      const sqz_session_options& in) {
+  static_assert(kMostInFront + 1 == SQZ_MOST_CONTEXTS);
   if (in.max_contexts < 0 || in.max_contexts > SQZ_MOST_CONTEXTS) {
     return invalid(concat("options.max_contexts: found ", in.max_contexts, ", expected 0 to ",
                           SQZ_MOST_CONTEXTS));

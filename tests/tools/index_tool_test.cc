@@ -64,7 +64,7 @@ TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
       {build + "a.txt -m m.gguf", 3, {"m.gguf: is a file", "no GGUF is read"}},
       {build + "a.txt -m a.txt", 3, {"a.txt: is a file, expected a Hugging Face model folder"}},
       {build + "a.txt -m meta-llama/Llama-3.1-8B", 3, {"no such folder", "hf download"}},
-      {"sqz-index build --capture c.h5 -o no/x.sqz", 2, {"does not exist"}},
+      {"sqz-index build --capture c.h5 -o no/x.sqz", 2, {"there is no folder"}},
       {"sqz-index build --capture c.h5 -o .", 2, {"is a folder"}},
       {"sqz-index build --capture c.h5 -o /proc/x.sqz", 1, {"/proc/x.sqz"}},
       {"sqz-index build --capture c.h5 -o c.h5 --force", 2, {"is an input"}},

@@ -192,8 +192,9 @@ TEST_F(ModelTools, AContextGrows) {
                     apart = "contexts that stood in front";
   const std::string command = "sqz-index build -m $MODEL -o x.sqz b.txt ";
   write_ids("long.ids", std::vector<int32_t>(32500, 5));
-  std::string nine;
-  for (int i = 0; i < 8; ++i) nine += i == 0 ? "a.sqz" : ",a.sqz";
+  std::string eight, nine;
+  for (int i = 0; i < 8; ++i) eight += i == 0 ? "a.sqz" : ",a.sqz";
+  for (int i = 0; i < 9; ++i) nine += " -i a.sqz";
   const std::string names = files();
   expect_all(
       {{generate + " -i c.sqz", 3, {"c.sqz", apart}},
@@ -201,7 +202,10 @@ TEST_F(ModelTools, AContextGrows) {
        {generate + " -i b.sqz -i a.sqz -i c.sqz", 3, {apart}},
        {command + "--after b.sqz", 3, {"b.sqz", apart}},
        {command + "--after none.sqz", 3, {"none.sqz"}},
-       {command + "--after " + nine, 2, {"max_contexts", "found 9"}},
+       {command + "--after " + eight, 2, {"--after", "7 required but received 8"}},
+       {generate + nine, 2, {"--index", "8 required but received 9"}},
+       {generate + " -i a.sqz --selector dense --budget 0.1", 2, {"--budget"}},
+       {"sqz-index calibrate b.sqz -m $MODEL --prompts b.txt", 3, {"b.sqz", "--after"}},
        {command + "--after a.sqz --heavy-hitters", 2, {"--after"}},
        {"sqz-index build -m $MODEL b.txt --after a.sqz,b.sqz -o b.sqz --force",
         2,

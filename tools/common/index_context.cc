@@ -142,6 +142,7 @@ Result<sqz_stats> IndexContext::stats(int64_t layer) const {
     out = session_->stats(layer);
     for (size_t slot = 1; slot < documents_.size(); ++slot) {
       const sqz_stats more = session_->stats(layer, static_cast<int64_t>(slot));
+      out.dense_fallback &= more.dense_fallback;
       out.keys_read += more.keys_read;
       out.keys_possible += more.keys_possible;
       out.bytes_read += more.bytes_read;

@@ -12,6 +12,7 @@ namespace fs = std::filesystem;
 
 Status check_output(const std::string& path, bool force, const std::vector<std::string>& inputs) {
   std::error_code error;
+  if (path.empty()) return {Code::kInvalidArgument, "-o: found no name, expected that of a file"};
   if (fs::is_directory(path, error)) {
     return {Code::kInvalidArgument, concat(path, ": is a folder; give the name of a file with -o")};
   }
@@ -23,7 +24,7 @@ Status check_output(const std::string& path, bool force, const std::vector<std::
   const fs::path folder = fs::path(path).parent_path();
   if (!folder.empty() && !fs::is_directory(folder, error)) {
     return {Code::kInvalidArgument,
-            concat(path, ": the folder ", folder.string(), " does not exist; create it first")};
+            concat(path, ": there is no folder ", folder.string(), "; create it first")};
   }
   // Only an attempt shows a read-only file system. The temporary file is removed at once.
   const Status status = AtomicFile::create(Env::posix(), path, force).status();

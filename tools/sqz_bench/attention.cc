@@ -196,6 +196,10 @@ void run(benchmark::State& state, const Layer& layer, const Case& what) {
 // Opens --index, or makes an index. An index that is not saved is removed once it is open.
 Result<std::shared_ptr<Layer>> open_layer(const AttentionOptions& options,
                                           std::shared_ptr<const Device> device) {
+  const bool gpu = device->number() >= 0;
+  if (options.contexts > 0 && !gpu) {
+    return Status(Code::kInvalidArgument, "--contexts: found it on a CPU, expected --device cuda");
+  }
   std::string path = options.index.empty() ? options.save_index : options.index;
   std::optional<TemporaryName> temporary;
   if (path.empty()) {
@@ -205,7 +209,6 @@ Result<std::shared_ptr<Layer>> open_layer(const AttentionOptions& options,
   if (options.index.empty()) SQZ_RETURN_IF_ERROR(make_index(options.made, path));
   const auto layer = std::make_shared<Layer>();
   SQZ_ASSIGN_OR_RETURN(layer->file, SqzFile::open(path));
-  const bool gpu = device->number() >= 0;
   const int64_t copies = options.contexts > 0 ? options.contexts : kCopies;
   for (int64_t i = 0; i < (gpu && !options.prompt ? copies : 1); ++i) {
     layer->copies.emplace_back(path);

@@ -66,6 +66,10 @@ Result<Opened> open_all(const GenerateArguments& arguments, const ToolContext& c
   SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
   SelectorOptions selector = arguments.selector;
   if (arguments.dense) selector.selector = "dense";
+  if (selector.selector == "dense" && selector.budget) {
+    return Status(Code::kInvalidArgument,
+                  "--budget: found it with --selector dense, which reads everything; give one");
+  }
   SQZ_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::open(arguments.model));
   const ModelDescription& model = checkpoint->config().description;
   Opened out;
@@ -262,7 +266,7 @@ void add_generate_options(CLI::App& app, GenerateArguments& arguments) {
          "-i,--index", arguments.indexes,
          "The index (.sqz) of the fixed context; repeated: of several, one behind the other")
       ->required()
-      ->take_all()
+      ->expected(1, SQZ_MOST_CONTEXTS)
       ->allow_extra_args(false);
   app.add_option("-p,--prompt", arguments.prompts,
                  "The prompt to answer; may be repeated. None: one prompt a line of standard input")

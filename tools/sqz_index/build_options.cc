@@ -97,6 +97,7 @@ void add_build_options(CLI::App& app, BuildArguments& arguments) {
                  "Indexes that the texts continue, one behind the other: their tokens are not "
                  "computed again, and the new index serves behind these alone")
       ->delimiter(',')
+      ->expected(1, SQZ_MOST_CONTEXTS - 1)
       ->allow_extra_args(false)
       ->type_name("A.sqz[,B.sqz]");
   app.add_option("--manifest", arguments.manifest, "A corpus (.jsonl): one index a line");

@@ -34,6 +34,11 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
   const bool in_place = output == arguments.index;
   SQZ_ASSIGN_OR_RETURN(const auto index, SqzFile::open(arguments.index));
   SQZ_RETURN_IF_ERROR(check_calibratable(*index));
+  if (!index->metadata().after.empty()) {
+    return {Code::kUnsupported, concat(arguments.index,
+                                       ": the index was made --after others, and "
+                                       "prompts are answered over one index alone")};
+  }
   SQZ_RETURN_IF_ERROR(check_model_folder(arguments.model));
   SQZ_ASSIGN_OR_RETURN(const auto prompts, read_prompts(Env::posix(), arguments.prompts));
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
