@@ -3,6 +3,8 @@
 import ctypes as c
 import json
 import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,26 +34,35 @@ _UPDATE = c.CFUNCTYPE(None, c.c_void_p, c.c_double)
 
 
 class Progress(c.Structure):
-    """sqz_progress. An error of `tell`, Ctrl-C among them, is kept for check()."""
+    """sqz_progress."""
 
     _fields_ = [("update", _UPDATE), ("user", c.c_void_p)]
 
     def __init__(self, tell: Tell | None) -> None:
         self._error: BaseException | None = None
+        super().__init__(update=_UPDATE(lambda _, done: self._keep(tell, done) if tell is not None else None))
 
-        def update(_: Any, done: float) -> None:
-            try:
-                if tell is not None:
-                    tell(done)
-            except BaseException as error:  # noqa: BLE001 - ctypes would print and drop it
-                self._error = error
-
-        super().__init__(update=_UPDATE(update))
-
-    def check(self, status: int) -> None:
+    def run(self, function: Callable[..., int], *arguments: Any) -> None:
+        """Calls function(*arguments, self). An error of `tell` or a signal's handler, Ctrl-C among them, is raised when
+        the function has ended: ctypes would print and drop it."""
+        handler = signal.getsignal(signal.SIGINT)
+        guarded = callable(handler) and threading.current_thread() is threading.main_thread()
+        if guarded:
+            signal.signal(signal.SIGINT, lambda *what: self._keep(handler, *what))
+        try:
+            status = function(*arguments, c.byref(self))
+        finally:
+            if guarded:
+                signal.signal(signal.SIGINT, handler)
         if self._error is not None:
             raise self._error
         check(status)
+
+    def _keep(self, function: Any, *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:  # noqa: BLE001
+            self._error = error
 
 
 def _json(options: dict[str, Any]) -> bytes:
@@ -85,9 +96,8 @@ class Build(Handle):
                   tell: Tell | None = None) -> None:
         """The next layer that has keys; shapes in sqz_build.h."""
         places, _kept = borrow(keys=keys, values=values, queries=queries)
-        progress = Progress(tell)
         with self._pointer.lock:
-            progress.check(lib.sqz_build_add_layer(self._pointer.at, *places, c.byref(progress)))
+            Progress(tell).run(lib.sqz_build_add_layer, self._pointer.at, *places)
 
     def add_state(self, layer: int, tensors: dict[str, DLPackTensor]) -> None:
         """State of a layer as Build(state=...) declared it, at any time before finish()."""
@@ -112,10 +122,8 @@ def info(index: Index) -> dict[str, Any]:
 
 def compress(index: Index, output: str, tell: Tell | None = None, **options: Any) -> dict[str, Any]:
     """{"path", "bytes", "bytes_before", "rows"}."""
-    progress = Progress(tell)
     with index._pointer.lock:
-        progress.check(lib.sqz_index_compress(index._pointer.at, os.fsencode(output), _json(options),
-                                              c.byref(progress)))
+        Progress(tell).run(lib.sqz_index_compress, index._pointer.at, os.fsencode(output), _json(options))
     return _result()
 
 
@@ -125,9 +133,7 @@ def recalibrate(index: Index, calls: Sequence[int], queries: Sequence[DLPackTens
     places, _kept = borrow(**{f"queries[{layer}]": one for layer, one in enumerate(queries)})
     pointers = (c.c_void_p * len(places))(*places)
     counts = np.ascontiguousarray(calls, np.int64)
-    progress = Progress(tell)
     with index._pointer.lock:
-        progress.check(lib.sqz_index_calibrate(index._pointer.at, counts.ctypes.data, len(counts),
-                                               c.addressof(pointers), os.fsencode(output), _json(options),
-                                               c.byref(progress)))
+        Progress(tell).run(lib.sqz_index_calibrate, index._pointer.at, counts.ctypes.data, len(counts),
+                           c.addressof(pointers), os.fsencode(output), _json(options))
     return _result()

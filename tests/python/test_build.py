@@ -10,6 +10,7 @@ from transformers_support import BOOK, NANO, answers, build, load, tool, torch, 
 import sqz
 import sqz.transformers
 from sqz import __main__ as command_line
+from sqz import _builder
 from sqz.chat import chat_format
 
 TOKENS = 400
@@ -57,6 +58,20 @@ def test_ctrl_c_leaves_nothing(model, ids, tmp_path):
         sqz.build(model, None, ids, tmp_path / "a.sqz", progress=stop)
     assert not list(tmp_path.iterdir())
     sqz.build(model, None, ids, tmp_path / "a.sqz")  # the model is as before
+
+
+def test_ctrl_c_while_libsqz_works_is_kept():
+    """Python sees it when a callback begins, where ctypes drops errors."""
+    ended = []
+
+    def work(_):
+        signal.raise_signal(signal.SIGINT)
+        ended.append(True)
+        return 0
+
+    with pytest.raises(KeyboardInterrupt):
+        _builder.Progress(None).run(work)
+    assert ended and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"),
@@ -189,7 +204,7 @@ def test_a_context_grows(tmp_path):
         sqz.build(nano, None, part, tmp_path / f"{number}.sqz", rows="f16", after=indexes)
         indexes.append(tmp_path / f"{number}.sqz")
     assert sqz.Index(indexes[2]).info.after == tuple(sqz.Index(path).info.context_id for path in indexes[:2])
-    with pytest.raises(sqz.Error, match="max_contexts: found 9"):
+    with pytest.raises(sqz.Error, match="after: found an array of 8, expected an array of 1 to 7"):
         sqz.build(nano, None, parts[2], tmp_path / "x.sqz", after=indexes[:1] * 8)
     with pytest.raises(ValueError, match="700 tokens of context and 32100 that follow are 32800, but the model has 32768"):
         sqz.build(nano, None, [5] * 32100, tmp_path / "x.sqz", after=indexes[:1])
