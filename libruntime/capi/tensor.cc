@@ -1,5 +1,6 @@
 #include "libruntime/capi/tensor.h"
 
+#include <algorithm>
 #include <string>
 
 #include "formats/base/checked.h"
@@ -62,6 +63,8 @@ Status check_shape(const sqz_tensor& t, const char* name, std::initializer_list<
 }
 
 Status check_contiguous(const sqz_tensor& t, const char* name) {
+  // The strides of an empty tensor say nothing, and their products may overflow.
+  if (std::count(t.shape, t.shape + t.ndim, 0) > 0) return {};
   int64_t stride = 1;
   for (int32_t i = t.ndim; t.strides != nullptr && i-- > 0;) {
     if (t.shape[i] > 1 && t.strides[i] != stride) {
@@ -122,8 +125,7 @@ Result<TensorView> view_tensor(const sqz_tensor* tensor, const char* name,
 Result<TensorView> check_tensor(const sqz_tensor* tensor, const char* name,
                                 std::initializer_list<int64_t> shape, int device) {
   SQZ_ASSIGN_OR_RETURN(const TensorView view, view_tensor(tensor, name, shape, device));
-  // The strides of an empty tensor say nothing, and their products may overflow.
-  if (view.bytes > 0) SQZ_RETURN_IF_ERROR(check_contiguous(*tensor, name));
+  SQZ_RETURN_IF_ERROR(check_contiguous(*tensor, name));
   // Kernels read and write 16 bytes at once.
   if (device >= 0 && reinterpret_cast<uintptr_t>(view.data) % 16 != 0) {
     return invalid(name, "data", "an unaligned address", "a multiple of 16 on a GPU");

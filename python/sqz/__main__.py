@@ -28,9 +28,15 @@ def _load(options: argparse.Namespace) -> tuple[Any, Any]:
 
     if options.quiet:
         logging.disable_progress_bar()
+    if os.path.isabs(options.model) or options.model.startswith(("./", "../")):
+        os.stat(options.model)  # or transformers asks its hub for a model with this name
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     names = {"f32": torch.float32, "bf16": torch.bfloat16}
     dtype = names[options.run_dtype or ("f32" if device == "cpu" else "bf16")]
+    try:
+        torch.empty(1, device=device)
+    except (AssertionError, RuntimeError) as error:  # of torch without CUDA, or of a machine without a GPU
+        raise ValueError(f"--device {device}: {error}") from None
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype).to(device).eval()
     return model, AutoTokenizer.from_pretrained(options.model)
 
@@ -114,7 +120,10 @@ def _compress(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _numbers(kind: Any) -> Any:
-    return lambda text: [kind(part) for part in text.split(",")]
+    def numbers(text: str) -> list[Any]:
+        return [kind(part) for part in text.split(",")]
+
+    return numbers  # argparse says "invalid numbers value"
 
 
 def _parser() -> argparse.ArgumentParser:

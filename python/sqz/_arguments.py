@@ -136,7 +136,10 @@ def _contexts_of(request: int | Context | Sequence[Context] | None) -> Sequence[
         return ()
     if isinstance(request, int):
         return (Context(request),)
-    return (request,) if isinstance(request, Context) else request
+    row = (request,) if isinstance(request, Context) else tuple(request)
+    if not all(isinstance(one, Context) for one in row):
+        raise TypeError(f"contexts: found {request!r}, expected None, a slot, or one or several Contexts")
+    return row
 
 
 _SIZE = c.sizeof(_library.AttendArgs)

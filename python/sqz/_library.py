@@ -160,6 +160,8 @@ def check(status: int) -> None:
 
 def choice(name: str, value: str, choices: Mapping[str, int]) -> int:
     """The number that the library has for a name such as "budget"."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: found {value!r}, expected a text")
     if value not in choices:
         raise ValueError(f"{name}: found {value!r}, expected {', '.join(choices)}")
     return choices[value]

@@ -29,7 +29,7 @@ class Built(os.PathLike[str]):
 
 def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output: Path, *, levels: int | None = None,
           rows: str | None = None, chat: bool | dict[str, Any] = False,
-          max_tokens: int | None = None, after: Sequence[Path] = (), overwrite: bool = False, progress: Progress = None,
+          max_tokens: int | None = None, after: Path | Sequence[Path] = (), overwrite: bool = False, progress: Progress = None,
           **options: Any) -> Built:
     """Builds the index of a fixed context: runs the model once over it, on its own device.
 
@@ -67,9 +67,9 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     if chat is True:
         from sqz.chat import chat_format
         chat = chat_format(tokenizer)
-    elif chat and (missing := {"before", "between", "after"} - chat.keys()):
-        raise ValueError(f"chat: found no {sorted(missing)[0]}, expected before, between and after, the texts around "
-                         "the turns: python -m sqz.chat writes them")
+    elif chat:
+        _check_chat(chat)
+    after = [after] if isinstance(after, (str, os.PathLike)) else after
     ids, digest = _context(model, tokenizer, texts, max_tokens, chat or None, not after)
     tokens = context_tokens(ids, description, model.config)
     device = model.device
@@ -214,6 +214,22 @@ def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None,
         if max_tokens is not None and len(encoded) >= max_tokens:
             break
     return encoded[:max_tokens], digest
+
+
+def _check_chat(chat: Any) -> None:
+    """TypeError or ValueError unless it is as chat_format() writes it; trim and end may be left out."""
+    if not isinstance(chat, dict):
+        raise TypeError(f"chat: found {chat!r}, expected True, or a dictionary of sqz.chat.chat_format()")
+    if missing := {"before", "between", "after"} - chat.keys():
+        raise ValueError(f"chat: found no {sorted(missing)[0]}, expected before, between and after, the texts around "
+                         "the turns: python -m sqz.chat writes them")
+    for name in ("before", "between", "after"):
+        if not isinstance(chat[name], str):
+            raise ValueError(f"chat: {name}: found {chat[name]!r}, expected a text")
+    if not isinstance(trim := chat.get("trim", False), bool):
+        raise ValueError(f"chat: trim: found {trim!r}, expected true or false")
+    if not isinstance(end := chat.get("end", []), list) or not all(one and isinstance(one, str) for one in end):
+        raise ValueError(f"chat: end: found {end!r}, expected an array of tokens, each a string")
 
 
 def _turn(tokenizer: Any, chat: dict[str, Any], before: str, text: str, after: str) -> str:

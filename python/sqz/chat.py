@@ -63,10 +63,10 @@ def main() -> None:
     parser.add_argument("model", help="folder of a model with a chat template")
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(parser.parse_args().model)
     try:
+        tokenizer = AutoTokenizer.from_pretrained(parser.parse_args().model)
         json.dump(chat_format(tokenizer), sys.stdout, indent=1, ensure_ascii=False)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise SystemExit(f"python -m sqz.chat: {error}") from None
     print()
 

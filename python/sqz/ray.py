@@ -53,6 +53,8 @@ def _tasks_at_a_time(options: argparse.Namespace) -> int:
     """How many tasks the cluster has room for. ValueError if no node has what one wants."""
     import ray
 
+    if options.cpus <= 0 and options.gpus <= 0:
+        raise ValueError(f"--cpus {options.cpus:g} --gpus {options.gpus:g}: expected one of them above 0")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     wanted = {name: count for name, count in (("CPU", options.cpus), ("GPU", options.gpus)) if count > 0}
     rooms = [min(int(node.get(name, 0) // count) for name, count in wanted.items()) for node in nodes]
@@ -67,6 +69,8 @@ def _run(options: argparse.Namespace, command: list[str]) -> collections.Counter
 
     with open(options.manifest, "rb") as manifest:
         lines = sum(1 for line in manifest if line.strip())
+    if options.shards is not None and options.shards < 1:
+        raise ValueError(f"--shards: found {options.shards}, expected 1 or more")
     shards = options.shards or max(1, min(lines, 8 * _tasks_at_a_time(options)))
     task = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=3,
                       retry_exceptions=[RuntimeError, OSError])(build_shard)
@@ -107,7 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
         if ours:
             ray.init(address=options.address, log_to_driver=False)
         states = _run(options, command)
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:  # a manifest that is not there, a cluster that does not answer
         print(error, file=sys.stderr)
         return 2
     finally:

@@ -40,7 +40,8 @@ class InputError(Exception):
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and (
+        abs(value) <= sys.float_info.max)
 
 
 def member(event: Event, path: str, expected: str = "", right: Callable[[Any], bool] = lambda value: True) -> Any:
@@ -187,7 +188,7 @@ class Report:
         for line_number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").split("\n"), 1):
             try:
                 event: Event = dict(json.loads(line or "{}"), place=f"{path}: line {line_number}")
-            except (TypeError, ValueError):
+            except (RecursionError, TypeError, ValueError):
                 raise InputError(f"{path}: line {line_number}", "JSON", line, "one object a line") from None
             if "cosine" in event:
                 self.add_profile(event, path)
@@ -205,7 +206,7 @@ class Report:
     def add_rows(self, event: Event) -> None:
         for i, row in enumerate(objects(event, "rows")):
             row["place"] = f"{event['place']}: rows[{i}]"
-            key = text(row, "task"), row.get("on", ""), number(row, "tokens")
+            key = text(row, "task"), text(row, "on") if "on" in row else "", number(row, "tokens")
             group = self.evals.setdefault(key, Eval(*key))
             if text(row, "selector") == "dense":
                 group.dense = number(row, "value")
@@ -262,11 +263,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError("options", "FILE", options.files, "results of sqz-eval, which a figure draws")
         drawn = svg_of(figures) if output.suffix == ".svg" else report.page()
         partial = output.with_name(f"{output.name}.{os.getpid()}.tmp")
-        partial.write_text(drawn, encoding="utf-8")
+        partial.write_bytes(drawn.encode())
         partial.replace(output)
     except ImportError:
         print("sqz.report: matplotlib is missing: pip install '.[report]' in the checkout", file=sys.stderr)
-    except (InputError, OSError, UnicodeDecodeError) as error:
+    except (InputError, OSError, UnicodeError) as error:
         print(f"sqz.report: {error}", file=sys.stderr)
     else:
         return 0

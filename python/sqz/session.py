@@ -76,6 +76,8 @@ class Session(Handle):
         if not isinstance(index, Index):
             raise TypeError(f"index: found {type(index).__name__}, expected an Index")
         for name, amount in (("budget", budget), ("keep", keep)):
+            if isinstance(amount, bool):
+                raise TypeError(f"{name}: found {amount}, expected a number")
             if amount == 0:  # which the library takes for none
                 raise ValueError(f"{name}: found 0, expected above 0 and at most 1")
         device_type, device_id = device_of(device)

@@ -152,6 +152,11 @@ def test_texts_stand_in_a_chat_as_by_sqz_index(tmp_path):
     assert result["queries"] == len(turn) + 1
     with pytest.raises(ValueError, match="chat: found no between"):
         sqz.build(nano, tokenizer, text, tmp_path / "d.sqz", chat={"before": "", "after": ""})
+    for wrong, sentence in (("auto", "chat: found 'auto'"), (chat | {"between": None}, "chat: between: found None"),
+                            (chat | {"trim": "no"}, "chat: trim: found 'no'"),
+                            (chat | {"end": [1]}, "chat: end: found ")):
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            sqz.build(nano, tokenizer, text, tmp_path / "d.sqz", chat=wrong)
     with pytest.raises(ValueError, match="chat: found it beside token ids"):
         sqz.build(nano, tokenizer, [3] * 200, tmp_path / "d.sqz", chat=True)
     text.write_text(f"a {tokenizer.all_special_tokens[0]} b")
@@ -232,7 +237,7 @@ def test_contexts_turn_as_the_model_does(scaling, tmp_path):
         rope_parameters={"rope_theta": 10000.0, **scaling})).eval()
     ids, question = torch.randint(3, 320, (1, 600)), torch.randint(3, 320, (1, 12))
     first = sqz.build(model, None, ids[:, :350], tmp_path / "a.sqz", rows="f16")
-    second = sqz.build(model, None, ids[:, 350:], tmp_path / "b.sqz", rows="f16", after=[first])
+    second = sqz.build(model, None, ids[:, 350:], tmp_path / "b.sqz", rows="f16", after=first)
     with torch.no_grad():
         whole = model(torch.cat([ids, question], 1)).logits[:, 600:]
         with sqz.transformers.FixedContext(model, [first, second], selector="dense"):

@@ -66,6 +66,15 @@ def test_files_that_are_wrong_are_named(content, found, tmp_path, capsys):
     assert code == 3 and f"{chat}: found '[1]', expected a JSON object" in error
 
 
+def test_models_and_devices_that_are_not_there(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    build = "build", SEEDS, "-o", tmp_path / "a.sqz", "--model"
+    code, _, error = run(capsys, *build, tmp_path / "none")
+    assert code == 3 and f"No such file or directory: '{tmp_path}/none'" in error
+    code, _, error = run(capsys, *build, tmp_path, "--device", "cpus")
+    assert code == 3 and "--device cpus: " in error
+
+
 def test_as_a_module():
     ran = python(f"import runpy, sys; sys.argv[1:] = ['verify', {str(SEEDS / 'two_levels.sqz')!r}]; "
                  "runpy.run_module('sqz', run_name='__main__')")

@@ -47,3 +47,13 @@ def test_what_fails_does_not_end_the_run(fake, tmp_path, monkeypatch):
     for text in "no model", "killed by signal 9", "Expecting value", "b\udcff: gone":
         assert text in said
     assert "4 of 4 shards, 1 documents built, 0 there before, 4 failed" in said
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--shards", "-3"], "--shards: found -3, expected 1 or more"), (["--manifest", "nowhere.jsonl"], "nowhere.jsonl"),
+    (["--cpus", "0"], "--cpus 0 --gpus 0: expected one of them above 0")])
+def test_mistakes(fake, tmp_path, capsys, options, message):
+    sys.modules["ray"].nodes = list
+    (tmp_path / "corpus.jsonl").write_text("{}")
+    assert sqz.ray.main(["build", "--manifest", str(tmp_path / "corpus.jsonl"), "-o", str(tmp_path), *options]) == 2
+    assert message in capsys.readouterr().err

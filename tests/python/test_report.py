@@ -54,6 +54,8 @@ def test_leads_with_what_is_read_saved_and_lost(tmp_path, monkeypatch):
     (rows(row(), row(budget={"asked": .1})), "line 1: rows[1]: budget.delivered: found null, expected a number"),
     (PROFILE | {"group": [0]}, "line 1: group: found [0], expected 3 numbers"),
     ([1], "line 1: JSON: found \"[1]\", expected one object a line"),
+    (rows(row(value=10**400)), "line 1: rows[0]: value: found 1000"),
+    (rows(row(on=["a"])), "line 1: rows[0]: on: found [\"a\"], expected a text"),
     ({"event": "log"}, "lines: found \"no result\", expected a layer profile")])
 def test_bad_input_is_named(tmp_path, capsys, monkeypatch, event, message):
     monkeypatch.setattr(report, "svg_of", lambda plots: "<svg></svg>")

@@ -84,3 +84,26 @@ def test_sliding_windows_need_positions():
     far, lse = session.attend(0, q, positions=np.array([32, 1000]))
     np.testing.assert_array_equal(near[0], far[0])
     assert np.isneginf(lse[1]).all() and not far[1].any()  # its window begins after the context
+
+
+def test_a_call_without_queries_and_other_wrong_types(index):
+    session, out, lse = sqz.Session(index, "dense"), np.empty((1, 1, 8), np.float32), np.empty((1, 1), np.float32)
+    for call in (lambda: session.attend(0, None, out, lse, positions=[32]),
+                 lambda: session.select(0, None, positions=[32])):
+        with pytest.raises(sqz.Error, match="q: tensor: found null"):
+            call()
+    for contexts in ([[0]], ["a"]):
+        with pytest.raises(TypeError, match="contexts: found"):
+            session.attend(0, out, contexts=contexts)
+    with pytest.raises(TypeError, match="budget: found True, expected a number"):
+        sqz.Session(index, budget=True)
+    with pytest.raises(TypeError, match="selector: found .'a'., expected a text"):
+        sqz.Session(index, ["a"])
+
+
+def test_rows_backwards_are_not_contiguous(index):
+    """Their first row is the last in memory: what is behind it is another's."""
+    session, q = sqz.Session(index, "dense"), queries(index.info, 3)
+    for arguments in ((q[::-1],), (q, np.empty_like(q)[::-1])):
+        with pytest.raises(sqz.Error, match=r"strides\[0\]: found -8, expected 8"):
+            session.attend(0, *arguments)

@@ -187,3 +187,16 @@ def test_streaming_pipeline_and_conversation(model, tokenizer, index, ask):
         rest = model.generate(half.sequences, attention_mask=torch.ones_like(half.sequences), max_new_tokens=12,
                               do_sample=False, past_key_values=half.past_key_values)
         assert rest[0, question.shape[1]:].tolist() == expected
+
+
+def test_padding_on_the_left_does_not_come_between(model, tokenizer, index):
+    """Without position_ids, as the model may be called by itself."""
+    question = tokens_of(tokenizer, QUESTIONS[0])
+    mask = torch.cat([torch.zeros(1, 3, dtype=torch.long), torch.ones_like(question)], 1)
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1), torch.no_grad():
+        expected = model(question).logits
+        found = model(torch.cat([question[:, :3], question], 1), attention_mask=mask).logits
+        cache = transformers.DynamicCache(config=model.config)
+        model(torch.cat([question[:, :3], question[:, :5]], 1), attention_mask=mask[:, :8], past_key_values=cache)
+        rest = model(question[:, 5:], attention_mask=mask, past_key_values=cache).logits
+    assert torch.allclose(found[:, 3:], expected, atol=1e-3) and torch.allclose(rest, expected[:, 5:], atol=1e-3)

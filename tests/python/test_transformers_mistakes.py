@@ -393,3 +393,35 @@ def test_threads_that_call_the_model(model, index):
         finally:
             sys.setswitchinterval(interval)
     assert (wrong, sorted(done)) == ([], [0, 1, 2])
+
+
+def test_ctrl_c_leaves_the_model_to_other_threads(model, index):
+    """torch calls no hook after what is no Exception."""
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    done = []
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
+        handle = model.model.layers[0].register_forward_pre_hook(interrupt)
+        for call in (model.generate, model):
+            with pytest.raises(KeyboardInterrupt), torch.no_grad():
+                call(QUESTION)
+        handle.remove()
+        model.generate(QUESTION, max_new_tokens=1)
+        thread = threading.Thread(target=lambda: done.append(model.generate(QUESTION, max_new_tokens=1)), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert done
+
+
+def test_a_generate_of_its_own_stays(index, model):
+    model.generate = own = type(model).generate.__get__(model)
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1) as context:
+        assert model.generate == context._generate_alone
+    assert vars(model).pop("generate") is own
+
+
+def test_a_model_with_a_context_is_not_recorded(index, model, tmp_path):
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1):
+        with pytest.raises(RuntimeError, match="has a FixedContext open: close it first"):
+            sqz.transformers.capture(model, QUESTION, tmp_path / "a.h5")

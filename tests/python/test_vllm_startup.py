@@ -26,6 +26,7 @@ INFO = SimpleNamespace(path="a.sqz", tokens=8000, layers=6, query_heads=4, kv_he
     ({"ranks": 4}, "4 ranks of tensor parallelism cannot share 2 KV heads"),
     ({"parallel_config__world_size": 2}, "pipeline"),
     ({"model_config__use_mla": True}, "MLA"),
+    ({"model_config__runner_type": "pooling"}, "name no context; expected --runner generate"),
     ({"model_config__hf_text_config__layer_types": ["chunked_attention"]}, "layers that attend to chunks"),
     ({"model_config__is_hybrid": True, "ranks": 2}, "share the state of recurrent layers; leave --tensor-parallel-size"),
     ({"model_config__is_hybrid": True, "cache_config__mamba_cache_mode": "all"}, "set --mamba-cache-mode align"),

@@ -19,7 +19,8 @@ def engine(rank=0, ranks=1, max_model_len=64, **changes):
     """The part of a VllmConfig that sqz.vllm reads."""
     text = transformers.AutoConfig.from_pretrained(NANO)
     model = SimpleNamespace(hf_text_config=text, hf_config=text, model=str(NANO), max_model_len=max_model_len,
-                            use_mla=False, is_hybrid=False, get_total_num_kv_heads=lambda: 2, get_head_size=lambda: 64)
+                            use_mla=False, is_hybrid=False, runner_type="generate", get_total_num_kv_heads=lambda: 2,
+                            get_head_size=lambda: 64)
     parallel = SimpleNamespace(rank=rank, tensor_parallel_size=ranks, world_size=ranks)
     config = SimpleNamespace(
         model_config=model, parallel_config=parallel, scheduler_config=SimpleNamespace(max_num_batched_tokens=64),

@@ -77,6 +77,7 @@ class FixedContext:
             raise RuntimeError("a FixedContext cannot be closed by the generate() that it serves: close it after that")
         if not self._open:
             return
+        self._end_pass()
         self._open = self._entered = False  # a generate() of another thread raises at its next forward pass
         with self._lock, self._closing:
             self._last = {(layer, slot): self._session.stats(layer, slot) for slot in range(len(self._given))
@@ -210,6 +211,7 @@ class FixedContext:
         stack.callback(decoder.register_forward_pre_hook(self._before_forward, with_kwargs=True).remove)
         stack.callback(decoder.register_forward_hook(self._after_forward, always_call=True).remove)
         self._generate = model.generate
+        stack.callback(vars(model).update, {name: own for name, own in vars(model).items() if name == "generate"})
         model.generate = self._generate_alone
         stack.callback(model.__dict__.pop, "generate", None)
         decoder._sqz_context = self
@@ -226,6 +228,7 @@ class FixedContext:
                 return self._generate(*args, **kwargs)
             finally:
                 self._generating = None
+                self._end_pass()
 
     def _check_request(self, first: Any, max_new_tokens: Any = None, max_length: Any = None, **given: Any) -> None:
         """Refuses at once what would run out of positions at its end."""
@@ -252,6 +255,7 @@ class FixedContext:
     def _before_forward(self, decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Puts the tokens behind the context, and says which rows ask the index."""
         if not torch.compiler.is_compiling():
+            self._end_pass()
             self._lock.acquire()  # _after_forward() releases it
             self._running = threading.get_ident()
         self._check_open()
@@ -279,6 +283,8 @@ class FixedContext:
         self._check_length(before + tokens if mask is None else mask.shape[-1])
         if positions is None:
             positions = torch.arange(before, before + tokens, device=inputs.device)[None]
+            if mask is not None and mask.ndim == 2:  # padding on the left is not between the context and what follows
+                positions = (positions - (mask.long().cumsum(1) == 0).sum(1, keepdim=True)).clamp(min=0)
         rows, offset = self._rows(batch), self._info.tokens
         if rows is not None:
             offset = torch.tensor([[self._length_of(row)] for row in rows], device=inputs.device)
@@ -353,12 +359,19 @@ class FixedContext:
         return (query * (scale(self._positions) / scale(seen_before))[:, None, :, None]).to(query.dtype)
 
     def _after_forward(self, decoder: PreTrainedModel, args: Any, output: Any) -> None:
-        # If a hook of the user's raised before _before_forward(), this thread holds no lock.
-        if torch.compiler.is_compiling() or self._running != threading.get_ident():
+        if torch.compiler.is_compiling() or not self._end_pass():
             return
-        calls, self._running = self._calls, None
-        self._serving.rows.results.clear()
-        self._lock.release()
+        calls = self._calls
         if output is not None and calls != self._layers.calls:
             raise ValueError(f"{type(decoder).__name__}: {calls} of {self._layers.calls} layers called the "
                              "attention function: the others do not see the context")
+
+    def _end_pass(self) -> bool:
+        """Releases the lock if this thread is in a pass: torch calls no hook after Ctrl-C, and no other hook after one that
+        raised before _before_forward()."""
+        if self._running != threading.get_ident():
+            return False
+        self._running = None
+        self._serving.rows.results.clear()
+        self._lock.release()
+        return True

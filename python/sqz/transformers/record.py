@@ -24,6 +24,8 @@ def record(model: PreTrainedModel, layers: Layers, tokens: np.ndarray, queries: 
     function of the layers, None = dense. ValueError for a model that an index cannot serve.
     """
     decoder, count = decoder_of(model), len(tokens)
+    if attention is None and "_sqz_context" in vars(decoder):
+        raise RuntimeError(f"{type(model).__name__} has a FixedContext open: close it first")
     waiting = [number for number, layer in enumerate(layers.all) if layer.kind not in ("state", "none")]
 
     def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,

@@ -58,6 +58,8 @@ def refuse(config: Any, info: sqz.IndexInfo, on_cpu: bool, options: Options) -> 
     for found, what, instead in (
         (info.partition == "buckets", "attention layers of vLLM do not see queries before RoPE, as buckets need",
          "build the index with clusters or pages"),
+        (model.runner_type == "pooling", "it pools what a model reads, and such requests name no context",
+         "expected --runner generate"),
         (model.use_mla, "the model has latent attention (MLA)", "expected keys and values of each KV head"),
         ("chunked_attention" in (getattr(text, "layer_types", None) or ()), "the model has layers that attend to chunks",
          "expected full attention or windows"),
