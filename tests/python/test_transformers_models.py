@@ -82,6 +82,17 @@ def test_a_budget_of_full_layers(tmp_path, monkeypatch):
         assert fixed.stats(0).selections == 0 < fixed.stats(3).selections
 
 
+@pytest.mark.parametrize("tokens", [1, 12])
+def test_a_compiled_pass_continues_the_state(hybrid, tokens):
+    model, index = hybrid
+    ids = torch.arange(10, 10 + tokens)[None]
+    with sqz.transformers.FixedContext(model, index, selector="dense", threads=1), torch.no_grad():
+        expected = model(ids).logits
+        found = torch.compile(model.forward, backend="eager")(ids).logits
+    torch.compiler.reset()
+    assert torch.allclose(found, expected, atol=1e-3)
+
+
 def test_what_a_state_refuses(hybrid, tmp_path):
     model, index = hybrid
     ids = torch.arange(10, 22).expand(2, -1)

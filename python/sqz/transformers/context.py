@@ -273,10 +273,11 @@ class FixedContext:
         if (self._chunks or buckets) and getattr(cache, "is_compileable", False):
             raise ValueError(f"{type(cache).__name__}: {'buckets on a GPU' if buckets else 'layers with chunks'} need a "
                              "dynamic cache: leave cache_implementation out")
-        if any(self._states) and not torch.compiler.is_compiling():
+        if any(self._states):
             if cache is None:  # also a pass without one continues the context's state
                 cache = kwargs[cache_argument(decoder)] = new_cache(self._model)
-            self._continue_state(cache, batch, real_tokens(mask, tokens))
+            if not cache.has_previous_state(next(number for number, state in enumerate(self._states) if state)):
+                self._continue_state(cache, batch, tokens, mask)
         before = 0
         if cache is not None and (mask is None or positions is None or self._chunks):
             before = int(cache.get_seq_length())
@@ -296,11 +297,9 @@ class FixedContext:
             self._calls, self._mask, self._bias = 0, None, None
         return (), kwargs
 
-    def _continue_state(self, cache: Any, batch: int, real: torch.Tensor | None) -> None:
-        first = next(number for number, state in enumerate(self._states) if state)
-        if cache.has_previous_state(first):
-            return
-        if real is not None:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _continue_state(self, cache: Any, batch: int, tokens: int, mask: torch.Tensor | None) -> None:
+        if real_tokens(mask, tokens) is not None:
             raise ValueError(f"{type(self._model).__name__}: found padding, expected requests of one length in a "
                              "batch: a layer with a state takes padding for tokens")
         put_states(cache, self._states, batch)
