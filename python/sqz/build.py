@@ -70,6 +70,8 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     elif chat:
         _check_chat(chat)
     after = [after] if isinstance(after, (str, os.PathLike)) else after
+    if os.path.exists(path) and any(os.path.samefile(path, one) for one in after):
+        raise ValueError(f"after: found {path}, which the output would replace, expected another output")
     ids, digest = _context(model, tokenizer, texts, max_tokens, chat or None, not after)
     tokens = context_tokens(ids, description, model.config)
     device = model.device

@@ -209,6 +209,8 @@ def test_a_context_grows(tmp_path):
         sqz.build(nano, None, part, tmp_path / f"{number}.sqz", rows="f16", after=indexes)
         indexes.append(tmp_path / f"{number}.sqz")
     assert sqz.Index(indexes[2]).info.after == tuple(sqz.Index(path).info.context_id for path in indexes[:2])
+    with pytest.raises(ValueError, match="after: found .*0.sqz, which the output would replace"):
+        sqz.build(nano, None, parts[2], indexes[0], after=indexes[0], overwrite=True)
     with pytest.raises(sqz.Error, match="after: found an array of 8, expected an array of 1 to 7"):
         sqz.build(nano, None, parts[2], tmp_path / "x.sqz", after=indexes[:1] * 8)
     with pytest.raises(ValueError, match="700 tokens of context and 32100 that follow are 32800, but the model has 32768"):
