@@ -49,10 +49,18 @@ def test_has_the_bytes_of_sqz_index(model, ids, dtype, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.h5", "a.sqz", "b.sqz"]
 
 
-def test_ctrl_c_leaves_nothing(model, ids, tmp_path):
+@pytest.fixture
+def ctrl_c():
+    """SIGINT raises, as on a terminal: what a shell runs in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_leaves_nothing(model, ids, ctrl_c, tmp_path):
     def stop(done):
         if done > 0.5:
-            signal.raise_signal(signal.SIGINT)
+            ctrl_c()
 
     with pytest.raises(KeyboardInterrupt):
         sqz.build(model, None, ids, tmp_path / "a.sqz", progress=stop)
@@ -60,12 +68,12 @@ def test_ctrl_c_leaves_nothing(model, ids, tmp_path):
     sqz.build(model, None, ids, tmp_path / "a.sqz")  # the model is as before
 
 
-def test_ctrl_c_while_libsqz_works_is_kept():
+def test_ctrl_c_while_libsqz_works_is_kept(ctrl_c):
     """Python sees it when a callback begins, where ctypes drops errors."""
     ended = []
 
     def work(_):
-        signal.raise_signal(signal.SIGINT)
+        ctrl_c()
         ended.append(True)
         return 0
 
