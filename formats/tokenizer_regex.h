@@ -1,8 +1,8 @@
 // Regular expressions as tokenizer.json writes them: Oniguruma's Ruby dialect, run by PCRE2.
 //
-// White space, \p{L} and \p{N} are rewritten, because the two engines know other characters by
-// them. Constructs that are not known to mean the same in both are refused. A Regex is immutable,
-// and several threads may use it; a RegexMatcher belongs to one.
+// White space and properties are rewritten, because the two engines know other characters by them.
+// Constructs that are not known to mean the same in both are refused. A Regex is immutable, and
+// several threads may use it; a RegexMatcher belongs to one.
 #pragma once
 
 #include <memory>
