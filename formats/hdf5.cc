@@ -56,8 +56,24 @@ Status check_layout(const Hdf5Dataset& dataset, hid_t properties, bool& compress
   return unsupported(dataset, "a chunk above 1 GiB", "chunks of at most 1 GiB");
 }
 
+// HDF5 reads a chunk that nobody has written as zeros.
+Status check_chunks(const Hdf5Dataset& dataset, hid_t properties) {
+  std::array<hsize_t, H5S_MAX_RANK> chunk{};
+  H5Pget_chunk(properties, static_cast<int>(chunk.size()), chunk.data());
+  hsize_t needed = 1, found = 0;
+  for (size_t i = 0; i < dataset.shape.size(); ++i) {
+    needed *= (static_cast<hsize_t>(dataset.shape[i]) + chunk[i] - 1) / chunk[i];
+  }
+  const Hdf5Id space(H5Dget_space(dataset.id.get()));
+  if (H5Dget_num_chunks(dataset.id.get(), space.get(), &found) < 0) {
+    return hdf5_error(dataset.file, dataset.name);
+  }
+  if (found == needed) return {};
+  return dataset.bad(concat(found, " chunks"), concat(needed, ", all chunks of its shape"));
+}
+
 // The file must hold the data that the shape promises: a shape alone must never make us allocate.
-Status check_stored(const Hdf5Dataset& dataset, hid_t file, bool compressed) {
+Status check_stored(const Hdf5Dataset& dataset, hid_t file, hid_t properties, bool compressed) {
   const Hdf5Id type(H5Dget_type(dataset.id.get()));
   const auto elements = checked_elements(dataset.shape);
   const auto bytes =
@@ -68,7 +84,7 @@ Status check_stored(const Hdf5Dataset& dataset, hid_t file, bool compressed) {
   const auto limit = checked_mul<uint64_t>(file_bytes, compressed ? kMaxCompression : 1);
   const bool fits = bytes && limit && static_cast<uint64_t>(*bytes) <= *limit;
   if (fits && stored <= file_bytes && (compressed || stored >= static_cast<uint64_t>(*bytes))) {
-    return {};
+    return compressed ? check_chunks(dataset, properties) : Status();
   }
   return dataset.bad(concat("shape ", shape_text(dataset.shape), " with ", stored,
                             " bytes stored in a file of ", file_bytes),
@@ -129,7 +145,7 @@ Result<Hdf5Dataset> open_dataset(hid_t file, const std::string& path, const std:
   const Hdf5Id properties(H5Dget_create_plist(out.id.get()));
   bool compressed = false;
   SQZ_RETURN_IF_ERROR(check_layout(out, properties.get(), compressed));
-  SQZ_RETURN_IF_ERROR(check_stored(out, file, compressed));
+  SQZ_RETURN_IF_ERROR(check_stored(out, file, properties.get(), compressed));
   return out;
 }
 

@@ -228,6 +228,11 @@ TEST_F(CaptureTest, RefusesMissingPartsAndABadModelDescription) {
   expect_refused_after([](hid_t file) { put_text(file, "model", "{ no"); }, "attribute model");
   expect_refused_after(model({{"layers", 3}, {"sliding_window", {0, 0, 0}}}), "/layers/2/keys");
   expect_refused_after(model({{"kv_heads", 0}}), "kv_heads");
+  expect_refused_after([](hid_t file) { put_text(file, "tokenizer_hash", "FEDCBA9876543210"); },
+                       "attribute tokenizer_hash");
+  expect_refused_after(
+      [](hid_t file) { put(file, "/layers/0/state/a-b", H5T_STD_U8LE, {0}, nullptr); },
+      "/layers/0/state/a-b");
   const auto number = [](hid_t file) {
     H5Adelete(file, "model");
     const Hdf5Id space(H5Screate(H5S_SCALAR));
@@ -312,6 +317,26 @@ TEST_F(CaptureTest, RefusesShapesWithoutData) {
     };
     expect_refused_after(edit, "/tokens", code);
   }
+}
+
+// HDF5 would read zeros.
+TEST_F(CaptureTest, RefusesChunksThatNobodyWrote) {
+  const std::vector<float> keys = ramp(2 * kTokens * 8, 1);
+  const auto edit = [&](const float* data) {
+    return [data](hid_t file) {
+      const Hdf5Id properties(H5Pcreate(H5P_DATASET_CREATE));
+      const hsize_t chunk[] = {1, 5, 8};
+      H5Pset_chunk(properties.get(), 3, chunk);
+      H5Pset_deflate(properties.get(), 6);
+      const Hdf5Id set =
+          put(file, "/layers/0/keys", H5T_IEEE_F32LE, {2, kTokens, 8}, data, properties.get());
+      put_text(set.get(), "rope", "post");
+    };
+  };
+  write_tiny();
+  change(edit(keys.data()));
+  EXPECT_EQ(must(must(CaptureReader::open(path_))->read_layer(0)).keys, keys);
+  expect_refused_after(edit(nullptr), "0 chunks");
 }
 
 TEST_F(CaptureTest, NeverLeavesTheFile) {
