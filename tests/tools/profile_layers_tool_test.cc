@@ -173,6 +173,7 @@ TEST_F(ProfileTool, RefusesBeforeItWrites) {
       {measured + "--held-out 40000", 2, {"--held-out: found 40000, expected at most 32766"}},
       {measured + "--tokens 600 --held-out 128 --budget 0.05", 2, {"--budget: found 0.05"}},
       {tool + "a.txt --force -o ../work/a.txt", 2, {"a.txt"}},
+      {"sqz-profile-layers -m alike a.txt --force -o alike/config.json", 2, {"is an input"}},
       {tool + "a.txt -o mine.json", 1, {"--force"}},
       {tool + "short.txt -o l.json", 3, {"short.txt: text: found "}},
       {tool + "none.txt -o l.json", 3, {"none.txt"}},

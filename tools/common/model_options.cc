@@ -19,6 +19,20 @@ Status check_model_folder(const std::string& path) {
                  "--local-dir FOLDER` gets one")};
 }
 
+std::vector<std::string> model_files(const std::string& path) {
+  std::vector<std::string> out;
+  for (const char* name : {"config.json", "generation_config.json", "tokenizer.json",
+                           "tokenizer_config.json", "model.safetensors.index.json"}) {
+    out.push_back(concat(path, '/', name));
+  }
+  std::error_code error;
+  std::filesystem::directory_iterator it(path, error), end;
+  for (; !error && it != end; it.increment(error)) {
+    if (it->path().extension() == ".safetensors") out.push_back(it->path().string());
+  }
+  return out;
+}
+
 void warn_of_chat_template(const std::string& path) {
   const auto text = read_text_file(Env::posix(), path + "/tokenizer_config.json");
   const auto config = text.ok() ? parse_json(*text, path) : JsonDocument();
