@@ -37,6 +37,13 @@ struct GenerateArguments {
   SelectorOptions selector;
 };
 
+// The next line of standard input, without its end. False behind the last one.
+bool read_line(std::string& line) {
+  if (!std::getline(std::cin, line)) return false;
+  if (line.ends_with('\r')) line.pop_back();
+  return true;
+}
+
 // The parts that are opened once, for all prompts.
 struct Opened {
   std::unique_ptr<Tokenizer> tokenizer;
@@ -189,7 +196,7 @@ class Answers {
     if (terminal) std::cerr << "One prompt a line; Ctrl-D leaves.\n";
     for (std::string line;;) {
       if (terminal) std::cerr << "> " << std::flush;
-      if (!std::getline(std::cin, line)) break;
+      if (!read_line(line)) break;
       if (!line.empty()) SQZ_RETURN_IF_ERROR(answer({line}));
     }
     if (terminal) std::cerr << "\n";
@@ -250,7 +257,7 @@ Result<std::vector<std::string>> given_prompts(const GenerateArguments& argument
   SQZ_ASSIGN_OR_RETURN(auto read, read_prompts(Env::posix(), arguments.prompt_files));
   for (Prompt& prompt : read) out.push_back(std::move(prompt.text));
   if (arguments.batch > 0 && out.empty()) {
-    for (std::string line; std::getline(std::cin, line);) {
+    for (std::string line; read_line(line);) {
       if (!line.empty()) out.push_back(line);
     }
     if (out.empty()) return Answers::no_prompt();
