@@ -51,6 +51,7 @@ TEST_F(TrainQmodelTool, WritesWhatItSaysAndOtherToolsServeIt) {
 
   const Json info = expect({"sqz-index info q.sqz"});
   EXPECT_EQ(info["kind"], "qmodel");
+  EXPECT_EQ(info["producer"], result["producer"]);
   EXPECT_EQ(info["recall"], result["recall"]);
   EXPECT_EQ(info["fingerprint"], result["fingerprint"]);
   expect_all({{"sqz-index verify q.sqz"},

@@ -174,6 +174,7 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   bar.finish();
   const double train_seconds = watch.seconds() - load_seconds;
 
+  trained.file.producer = producer_name();
   trained.file.tokenizer_hash = tokenizer->hash();
   trained.file.dtype = *dtype_from_name(arguments.dtype);
   trained.file.training["run_dtype"] = dtype_name(run.dtype);
