@@ -75,7 +75,7 @@ TEST_F(IndexToolTest, RefusesWhatItCannotDo) {
       {build + "--capture text.h5", 3, {"not a readable HDF5 file"}},
       {build + "--capture few.h5", 3, {"the positions 500 to 599"}},
       {build + "--capture short.h5", 2, {"110"}},
-      {build + "--capture nan.h5", 3, {"layer 0"}},
+      {build + "--capture nan.h5", 3, {"nan.h5", "layer 0"}},
 #ifndef SQZ_WITH_TRAINING
       {build + "a.txt -m $MODEL --tail 1 --sink 0", 3, {"-DSQZ_TRAINING=ON"}},
 #endif

@@ -39,6 +39,7 @@ std::vector<float> last_queries(const CapturedLayer& layer, const CaptureInfo& i
 
 Status check_capture(const CaptureInfo& info, const std::string& path, int64_t tail) {
   const auto tokens = static_cast<int64_t>(info.tokens.size());
+  tail = std::min(tail, tokens);
   const auto count = static_cast<int64_t>(info.query_positions.size());
   // Positions ascend and end below `tokens`: if this one is right, all after it are.
   if (count >= tail && info.query_positions[static_cast<size_t>(count - tail)] == tokens - tail) {
@@ -71,16 +72,21 @@ Status run_model(Runner& runner, const BuildInput& input, IndexBuilder& builder,
   return runner.prefill(tokens, pass);
 }
 
-Status read_capture(const CaptureReader& capture, IndexBuilder& builder, Progress& progress,
-                    double& adding) {
+Status read_capture(const CaptureReader& capture, const std::string& path, IndexBuilder& builder,
+                    Progress& progress, double& adding) {
   const CaptureInfo& info = capture.info();
   for (int64_t layer = 0; layer < info.model.layers; ++layer) {
     SQZ_ASSIGN_OR_RETURN(const CapturedLayer data, capture.read_layer(layer));
     const std::vector<float> queries =
-        last_queries(data, info, info.model.layer(layer), builder.options().tail);
+        last_queries(data, info, info.model.layer(layer),
+                     std::min(std::ssize(info.tokens), builder.options().tail));
     if (info.model.layer(layer).has_keys()) {
-      SQZ_RETURN_IF_ERROR(add_layer(builder, layer, {data.keys, data.values, queries, nullptr},
-                                    info.model.layers, progress, adding));
+      const Status status = add_layer(builder, layer, {data.keys, data.values, queries, nullptr},
+                                      info.model.layers, progress, adding);
+      const bool of_file =  // what a caller of the library gave is the file's here
+          status.code() == Code::kInvalidArgument || status.code() == Code::kNumeric;
+      if (of_file) return {Code::kCorrupt, concat(path, ": ", status.message())};
+      SQZ_RETURN_IF_ERROR(status);
     }
     for (size_t i = 0; i < data.state.size(); ++i) {
       StateTensor state = info.state[static_cast<size_t>(layer)][i];
@@ -110,9 +116,10 @@ Result<BuildReport> build_index(IndexBuilder& builder, const BuildInput& input, 
                                 Progress& progress) {
   const Stopwatch watch;
   double adding = 0;
-  SQZ_RETURN_IF_ERROR(input.capture != nullptr
-                          ? read_capture(*input.capture, builder, progress, adding)
-                          : run_model(*runner, input, builder, progress, adding));
+  SQZ_RETURN_IF_ERROR(
+      input.capture != nullptr
+          ? read_capture(*input.capture, input.tokens.source, builder, progress, adding)
+          : run_model(*runner, input, builder, progress, adding));
   const double capture = watch.seconds() - adding;
   SQZ_ASSIGN_OR_RETURN(BuildReport report, builder.finish());
   report.seconds.capture = capture;
