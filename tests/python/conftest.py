@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,17 @@ def heads():
     """132 tokens, 2 layers, 4 query heads, 2 KV heads, head_dim 4, buckets."""
     with sqz.Index(SEEDS / "buckets.sqz") as opened:
         yield opened
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A library of a.sqz, b.sqz and sub/c.sqz, with a link and a file of another model."""
+    (tmp_path / "sub").mkdir()
+    for name in ("a", "b", "sub/c"):
+        shutil.copy(SEEDS / "buckets.sqz", tmp_path / f"{name}.sqz")
+    shutil.copy(SEEDS / "two_levels.sqz", tmp_path / "other.sqz")
+    (tmp_path / "link.sqz").symlink_to(tmp_path / "a.sqz")
+    return tmp_path
 
 
 @pytest.fixture
