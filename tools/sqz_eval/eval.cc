@@ -233,8 +233,9 @@ void add_trial_options(CLI::App& app, EvalArguments& arguments) {
   const HelpSection section(app, "Trials");
   app.add_option("-m,--model", arguments.model, "Model: a Hugging Face checkpoint directory")
       ->required();
-  app.add_option("--text", arguments.texts,
-                 "Texts to take slices of: files or folders; passes take turns")
+  app.add_option(
+         "--text", arguments.texts,
+         "Texts to take slices of, each longer than these: files or folders; passes take turns")
       ->required();
   app.add_option("--tokens", arguments.trials.tokens, "Length of the fixed context")
       ->required()
