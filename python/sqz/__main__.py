@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--run-dtype", choices=["f32", "bf16"], help="of the model (default: f32, on a GPU bf16)")
 
     def code_options(added: argparse.ArgumentParser, rows: list[str]) -> None:
-        added.add_argument("--rows", choices=rows, help="how keys and values are stored: 16 bits, or codes of 8 (q8)")
+        added.add_argument("--rows", choices=rows, help=f"how keys and values are stored ({rows[0]}); q8: codes of 8 bits")
         added.add_argument("--layers16", type=_numbers(int), help="layers whose rows stay in 16 bits: 0,1")
         added.add_argument("--threads", type=int, help="of the clustering (all cores)")
         added.add_argument("--force", action="store_true", help="replace an existing output")
