@@ -72,6 +72,7 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     after = [after] if isinstance(after, (str, os.PathLike)) else after
     if os.path.exists(path) and any(os.path.samefile(path, one) for one in after):
         raise ValueError(f"after: found {path}, which the output would replace, expected another output")
+    _check_output(path, model, texts)
     ids, digest = _context(model, tokenizer, texts, max_tokens, chat or None, not after)
     tokens = context_tokens(ids, description, model.config)
     device = model.device
@@ -131,6 +132,7 @@ def calibrate(index: Path, model: Any, tokenizer: Any, prompts: Sequence[str], *
         raise ValueError(f"prompts: found {prompts!r}, expected a list of texts, none of them empty")
     if target != path and not overwrite and os.path.exists(target):
         raise FileExistsError(f"{target} exists: pass overwrite=True to replace it")
+    _check_output(target, model, [])
     with sqz.Index(path) as opened, _shown("calibrate", progress) as show:
         stored = _builder.info(opened)
         chat = stored["chat"]
@@ -216,6 +218,17 @@ def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None,
         if max_tokens is not None and len(encoded) >= max_tokens:
             break
     return encoded[:max_tokens], digest
+
+
+def _check_output(path: str, model: Any, texts: Any) -> None:
+    """An output that is there, and may be replaced, is no text and no file of the model."""
+    named = [texts] if isinstance(texts, (str, os.PathLike)) else texts if isinstance(texts, (list, tuple)) else []
+    inputs = [one for one in named if isinstance(one, (str, os.PathLike))]
+    folder = str(getattr(model, "name_or_path", ""))
+    if os.path.isdir(folder) and not path.endswith(".sqz"):
+        inputs += [os.path.join(folder, name) for name in os.listdir(folder)]
+    if os.path.isfile(path) and any(os.path.exists(one) and os.path.samefile(path, one) for one in inputs):
+        raise ValueError(f"output: found {path}, which is an input, too, expected another file")
 
 
 def _check_chat(chat: Any) -> None:

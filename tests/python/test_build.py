@@ -1,6 +1,7 @@
 """sqz.build and sqz.calibrate: the bytes of sqz-index, refusals, and nothing under the name of what failed."""
 
 import json
+import shutil
 import signal
 import subprocess
 
@@ -206,6 +207,18 @@ def test_mistakes(model, ids, tmp_path):
         sqz.build(model, None, ids, tmp_path / "b.sqz")
     sqz.build(model, None, ids, tmp_path / "b.sqz", overwrite=True, max_tokens=300)
     assert sqz.Index(tmp_path / "b.sqz").info.tokens == 300
+
+
+def test_an_output_replaces_no_input(tmp_path, capsys):
+    """--force put an index in the place of the model's config.json, and of the text."""
+    folder, text = tmp_path / "model", tmp_path / "text.md"
+    shutil.copytree(NANO, folder)
+    text.write_text(BOOK.read_text(encoding="utf-8")[:2000], encoding="utf-8")
+    for output in (folder / "config.json", folder / "tokenizer.json", text):
+        before = output.read_bytes()
+        assert command_line.main(["build", str(text), "--model", str(folder), "-o", str(output), "--force", "-q"]) == 3
+        assert "which is an input, too" in capsys.readouterr().err
+        assert output.read_bytes() == before
 
 
 def test_a_context_grows(tmp_path):
