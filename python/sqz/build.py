@@ -29,8 +29,8 @@ class Built(os.PathLike[str]):
 
 def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output: Path, *, levels: int | None = None,
           rows: str | None = None, chat: bool | dict[str, Any] = False,
-          max_tokens: int | None = None, after: Path | Sequence[Path] = (), overwrite: bool = False, progress: Progress = None,
-          **options: Any) -> Built:
+          max_tokens: int | None = None, after: Path | Sequence[Path] = (), overwrite: bool = False,
+          progress: Progress = None, **options: Any) -> Built:
     """Builds the index of a fixed context: runs the model once over it, on its own device.
 
         sqz.build(model, tokenizer, ["manual.md", "faq/"], "manual.sqz")
@@ -70,9 +70,7 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
     elif chat:
         _check_chat(chat)
     after = [after] if isinstance(after, (str, os.PathLike)) else after
-    if os.path.exists(path) and any(os.path.samefile(path, one) for one in after):
-        raise ValueError(f"after: found {path}, which the output would replace, expected another output")
-    _check_output(path, model, texts)
+    _check_output(path, model, texts, after)
     ids, digest = _context(model, tokenizer, texts, max_tokens, chat or None, not after)
     tokens = context_tokens(ids, description, model.config)
     device = model.device
@@ -132,7 +130,7 @@ def calibrate(index: Path, model: Any, tokenizer: Any, prompts: Sequence[str], *
         raise ValueError(f"prompts: found {prompts!r}, expected a list of texts, none of them empty")
     if target != path and not overwrite and os.path.exists(target):
         raise FileExistsError(f"{target} exists: pass overwrite=True to replace it")
-    _check_output(target, model, [])
+    _check_output(target, model)
     with sqz.Index(path) as opened, _shown("calibrate", progress) as show:
         stored = _builder.info(opened)
         chat = stored["chat"]
@@ -220,10 +218,10 @@ def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None,
     return encoded[:max_tokens], digest
 
 
-def _check_output(path: str, model: Any, texts: Any) -> None:
-    """An output that is there, and may be replaced, is no text and no file of the model."""
+def _check_output(path: str, model: Any, texts: Any = (), after: Sequence[Path] = ()) -> None:
+    """An output that is there, and may be replaced, is no text, no file of the model and nothing in front."""
     named = [texts] if isinstance(texts, (str, os.PathLike)) else texts if isinstance(texts, (list, tuple)) else []
-    inputs = [one for one in named if isinstance(one, (str, os.PathLike))]
+    inputs = [one for one in (*named, *after) if isinstance(one, (str, os.PathLike))]
     folder = str(getattr(model, "name_or_path", ""))
     if os.path.isdir(folder) and not path.endswith(".sqz"):
         inputs += [os.path.join(folder, name) for name in os.listdir(folder)]

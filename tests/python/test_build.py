@@ -230,7 +230,7 @@ def test_a_context_grows(tmp_path):
         sqz.build(nano, None, part, tmp_path / f"{number}.sqz", rows="f16", after=indexes)
         indexes.append(tmp_path / f"{number}.sqz")
     assert sqz.Index(indexes[2]).info.after == tuple(sqz.Index(path).info.context_id for path in indexes[:2])
-    with pytest.raises(ValueError, match="after: found .*0.sqz, which the output would replace"):
+    with pytest.raises(ValueError, match="output: found .*0.sqz, which is an input, too"):
         sqz.build(nano, None, parts[2], indexes[0], after=indexes[0], overwrite=True)
     with pytest.raises(sqz.Error, match="after: found an array of 8, expected an array of 1 to 7"):
         sqz.build(nano, None, parts[2], tmp_path / "x.sqz", after=indexes[:1] * 8)
