@@ -17,7 +17,8 @@ JsonText to_json(const LayerBudgets& budgets);
 // Reads the budgets of a model with `layers` layers.
 LayerBudgets read_budgets(JsonFields& in, int64_t layers);
 
-// IndexMetadata::after: at least one, and no more than can stand in front of an index in a request.
+// Reads IndexMetadata::after: it names at least one context, and no more than a request has room
+// for in front of the index.
 inline constexpr size_t kMostInFront = 7;
 Result<std::vector<std::string>> context_ids_from_json(const JsonValue& json,
                                                        const std::string& label);

@@ -49,14 +49,13 @@ constexpr char kNewSymbols[] =
     "\\x{1fae8}-\\x{1fae9}\\x{1faf7}-\\x{1faf8}\\x{1fbcb}-\\x{1fbef}";
 constexpr char kNewHan[] = "\\x{2b739}\\x{2ebf0}-\\x{2ee5d}\\x{31350}-\\x{323af}";
 
-// A property's name here, and its members.
 struct Property {
   std::string_view name;
   std::string members;
 };
 
-// The members of the property `name`; empty if it is not known to mean the same in both engines.
-// PCRE2's \p{Han} has punctuation that is used with Han, too.
+// Gives the members of the property `name`, and nothing if it is not known to mean the same in both
+// engines. PCRE2's \p{Han} has punctuation that is used with Han, too.
 std::string members_of(std::string_view name) {
   const Property known[] = {
       {"L", concat("\\p{L}", kNewUpper, kNewLower, kNewModifiers, kNewOtherLetters)},

@@ -58,8 +58,8 @@ class WriteFile {
   virtual Status write(uint64_t offset, std::span<const std::byte> data) = 0;
   // Gives a file without a name this one; kExists if it is taken.
   virtual Status link(const std::string&) { return {Code::kInternal, path() + ": has a name"}; }
-  // Gives the file the permissions of `path`, if that is a file and not a link. What is neither is
-  // refused: the file is to take its place.
+  // Gives the file the permissions of `path`, if that is a file. A link is left alone. A folder,
+  // pipe or device is refused, because this file is to take its place.
   virtual Status copy_mode(const std::string&) { return {}; }
   virtual Status sync() = 0;
   virtual Status close() = 0;

@@ -34,7 +34,7 @@ _UPDATE = c.CFUNCTYPE(None, c.c_void_p, c.c_double)
 
 
 class Progress(c.Structure):
-    """sqz_progress."""
+    """A sqz_progress of sqz_build.h."""
 
     _fields_ = [("update", _UPDATE), ("user", c.c_void_p)]
 

@@ -140,7 +140,7 @@ def empty(name: str, like: Any, shape: tuple[int, ...], float32: bool = False) -
 
 
 def shape_at(address: int) -> tuple[int, ...]:
-    """The shape of a sqz_tensor; () if there is none."""
+    """Gives the shape of a sqz_tensor, and () if there is none."""
     if not address:
         return ()
     view = _library.Tensor.from_address(address)

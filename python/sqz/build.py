@@ -219,7 +219,7 @@ def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None,
 
 
 def _check_output(path: str, model: Any, texts: Any = (), after: Sequence[Path] = ()) -> None:
-    """An output that is there, and may be replaced, is no text, no file of the model and nothing in front."""
+    """Refuses an output that would replace a text, a file of the model or an index in front."""
     named = [texts] if isinstance(texts, (str, os.PathLike)) else texts if isinstance(texts, (list, tuple)) else []
     inputs = [one for one in (*named, *after) if isinstance(one, (str, os.PathLike))]
     folder = str(getattr(model, "name_or_path", ""))
@@ -230,7 +230,7 @@ def _check_output(path: str, model: Any, texts: Any = (), after: Sequence[Path] 
 
 
 def _check_chat(chat: Any) -> None:
-    """TypeError or ValueError unless it is as chat_format() writes it; trim and end may be left out."""
+    """Raises TypeError or ValueError unless it is as chat_format() writes it; trim and end may be left out."""
     if not isinstance(chat, dict):
         raise TypeError(f"chat: found {chat!r}, expected True, or a dictionary of sqz.chat.chat_format()")
     if missing := {"before", "between", "after"} - chat.keys():

@@ -30,8 +30,8 @@ std::string random_digits(Random& random, int digits) {
   return out;
 }
 
-// Digits that are nowhere in `text` and share nothing with the answers so far. A text may have all
-// numbers of so many digits; then it takes longer ones.
+// Draws digits that are nowhere in `text` and share nothing with the answers so far. A text may
+// have all numbers of so many digits; then longer ones are drawn.
 std::string fresh_digits(Random& random, int digits, std::string_view text,
                          const std::vector<Fact>& facts) {
   for (int tries = 0;; ++tries) {

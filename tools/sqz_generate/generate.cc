@@ -37,7 +37,7 @@ struct GenerateArguments {
   SelectorOptions selector;
 };
 
-// The next line of standard input, without its end. False behind the last one.
+// Reads the next line of standard input, without its end; false behind the last one.
 bool read_line(std::string& line) {
   if (!std::getline(std::cin, line)) return false;
   if (line.ends_with('\r')) line.pop_back();

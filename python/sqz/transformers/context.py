@@ -284,7 +284,7 @@ class FixedContext:
         self._check_length(before + tokens if mask is None else mask.shape[-1])
         if positions is None:
             positions = torch.arange(before, before + tokens, device=inputs.device)[None]
-            if mask is not None and mask.ndim == 2:  # padding on the left is not between the context and what follows
+            if mask is not None and mask.ndim == 2:  # padding on the left does not stand behind the context
                 positions = (positions - (mask.long().cumsum(1) == 0).sum(1, keepdim=True)).clamp(min=0)
         rows, offset = self._rows(batch), self._info.tokens
         if rows is not None:

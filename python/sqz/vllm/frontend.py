@@ -168,7 +168,7 @@ async def drive(steps: Generator[Any, Any, Lease], engine: Any) -> Lease:
 
 
 async def _load(item: Any, steps: Generator[Any, Any, Lease], engine: Any) -> Lease:
-    """The steps from `item` on."""
+    """Takes the steps from `item` on."""
     while not isinstance(item, Lease):
         try:
             if isinstance(item, Call):

@@ -35,7 +35,7 @@ class Library:
         self.default = os.path.abspath(default) if default else ""
 
     def names(self) -> list[str]:
-        """All names, sorted. Links are none, nor is what JSON cannot hold."""
+        """Lists all names, sorted, without links and without files whose names JSON cannot hold."""
         found = Path(self.folder).rglob("*" + SUFFIX) if self.folder else ()
         return sorted(str(path.relative_to(self.folder))[:-len(SUFFIX)] for path in found
                       if path.is_file() and not path.is_symlink() and not _NO_TEXT.search(str(path)))
