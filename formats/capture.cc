@@ -8,17 +8,13 @@
 
 #include "formats/hdf5.h"
 #include "formats/safetensors.h"
+#include "formats/sqz_container.h"
+#include "formats/sqz_layout.h"
 
 namespace sqz {
 namespace {
 
 const std::string kState = "state/";
-constexpr std::string_view kNameCharacters =
-    "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
-
-bool only_of(std::string_view text, std::string_view characters) {
-  return text.find_first_not_of(characters) == std::string_view::npos;
-}
 
 std::string layer_path(int64_t layer, const std::string& dataset) {
   return concat("/layers/", layer, "/", dataset);
@@ -101,8 +97,7 @@ class Reader : public CaptureReader {
     SQZ_ASSIGN_OR_RETURN(info_.model, model_from_json(json.root(), label));
     SQZ_ASSIGN_OR_RETURN(const auto hash, read_text_attribute(root.get(), path_, "tokenizer_hash"));
     info_.tokenizer_hash = hash.value_or("");
-    if (!hash || hash->empty()) return {};
-    if (hash->size() == 16 && only_of(*hash, "0123456789abcdef")) return {};
+    if (!hash || hash->empty() || is_hash(*hash)) return {};
     return Refuse{path_}("attribute tokenizer_hash", in_quotes(*hash),
                          "16 hexadecimal digits or none");
   }
@@ -168,7 +163,7 @@ class Reader : public CaptureReader {
     std::vector<StateTensor>& state = info_.state.emplace_back();
     for (const std::string& name : names_in(file_.get(), layer_path(layer, "state"))) {
       SQZ_ASSIGN_OR_RETURN(const Hdf5Dataset dataset, open(layer, kState + name));
-      if (!only_of(name, kNameCharacters)) {
+      if (!is_state_name(name)) {
         return dataset.bad(in_quotes(name), "a name of letters, digits and _");
       }
       SQZ_ASSIGN_OR_RETURN(const DType type, number_type(dataset));

@@ -119,7 +119,7 @@ const PlannedTensor* ContainerWriter::find(std::string_view name) const {
 }
 
 Status ContainerWriter::put(const PlannedTensor& tensor, std::span<const std::byte> data) {
-  std::optional<uint64_t>& hash = hashes_[static_cast<size_t>(&tensor - layout_.tensors.data())];
+  std::optional<uint64_t>& hash = hashes_[index_of(tensor)];
   if (data.size() != tensor.bytes || hash) {
     return Refuse{path_, Code::kInternal}(tensor.name, concat(data.size(), " bytes"),
                                           concat(tensor.bytes, ", once"));

@@ -40,6 +40,7 @@ class ContainerWriter {
 
   const std::string& path() const { return path_; }
   const PlannedTensor* find(std::string_view name) const;  // null if there is none
+  bool was_put(const PlannedTensor& tensor) const { return hashes_[index_of(tensor)].has_value(); }
   // `tensor` is one of find(). kInternal for data of another size, and for a tensor put before.
   Status put(const PlannedTensor& tensor, std::span<const std::byte> data);
   Status put(std::string_view name, std::span<const std::byte> data);
@@ -49,6 +50,9 @@ class ContainerWriter {
 
  private:
   ContainerWriter(std::string path, ContainerLayout layout, AtomicFile file);
+  size_t index_of(const PlannedTensor& tensor) const {
+    return static_cast<size_t>(&tensor - layout_.tensors.data());
+  }
 
   std::string path_;
   ContainerLayout layout_;

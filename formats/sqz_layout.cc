@@ -1,8 +1,5 @@
 #include "formats/sqz_layout.h"
 
-#include <algorithm>
-#include <cctype>
-
 #include "formats/sqz_metadata.h"
 
 namespace sqz {
@@ -80,10 +77,8 @@ Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
     });
     const LayerKind kind = metadata.model.layer(layer).kind;
     for (const StateTensor& state : shape.state) {
-      const auto is_letter = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; };
       if (metadata.version < kVersionOfLayers || kind == LayerKind::kShared ||
-          kind == LayerKind::kNone || state.name.empty() ||
-          !std::all_of(state.name.begin(), state.name.end(), is_letter)) {
+          kind == LayerKind::kNone || !is_state_name(state.name)) {
         return refuse(concat("layers.", layer, ": state"), in_quotes(state.name),
                       "letters, digits and _, in a layer that is neither shared nor none");
       }
@@ -98,6 +93,12 @@ Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
   tensors.push_back(header_hash_tensor());
   SQZ_RETURN_IF_ERROR(size_tensors(tensors, label));
   return tensors;
+}
+
+bool is_state_name(std::string_view name) {
+  constexpr std::string_view kCharacters =
+      "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz";
+  return !name.empty() && name.find_first_not_of(kCharacters) == std::string_view::npos;
 }
 
 }  // namespace sqz

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "formats/sqz_container.h"
@@ -104,5 +105,8 @@ LayerView layer_shape(const IndexMetadata& metadata, int64_t layer,
 Result<std::vector<PlannedTensor>> plan_tensors(const IndexMetadata& metadata,
                                                 const ClusterCounts& clusters,
                                                 const std::string& label);
+
+// Whether a tensor of a layer's state may have this name: letters, digits and _.
+bool is_state_name(std::string_view name);
 
 }  // namespace sqz

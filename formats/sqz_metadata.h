@@ -17,9 +17,8 @@ JsonText to_json(const LayerBudgets& budgets);
 // Reads the budgets of a model with `layers` layers.
 LayerBudgets read_budgets(JsonFields& in, int64_t layers);
 
-// Reads IndexMetadata::after: it names at least one context, and no more than a request has room
-// for in front of the index.
-inline constexpr size_t kMostInFront = 7;
+inline constexpr size_t kMostInFront = 7;  // contexts of a request besides the index itself
+// Reads IndexMetadata::after: 1 to kMostInFront ids of contexts.
 Result<std::vector<std::string>> context_ids_from_json(const JsonValue& json,
                                                        const std::string& label);
 

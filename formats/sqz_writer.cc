@@ -108,6 +108,9 @@ Status SqzWriter::write_state(int64_t layer, const StateTensor& tensor) {
     return Refuse{s.file.path(), Code::kInvalidArgument}(
         name, type(tensor), planned == nullptr ? "no such tensor" : type(*planned));
   }
+  if (s.file.was_put(*planned)) {
+    return Refuse{s.file.path(), Code::kInvalidArgument}(name, "it again", "each tensor once");
+  }
   return s.file.put(
       *planned, {static_cast<const std::byte*>(tensor.data), static_cast<size_t>(planned->bytes)});
 }

@@ -102,6 +102,9 @@ class Translator {
     at_ += count;
     return {};
   }
+  Status replace_by_set(size_t count, std::string_view members) {
+    return in_class_ ? replace(count, members) : replace(count, concat('[', members, ']'));
+  }
   Status copy(size_t count) { return replace(count, in_.substr(at_, count)); }
 
   Status item() {
@@ -153,12 +156,9 @@ class Translator {
     const std::string_view known = in_.substr(at_, 2);
     if (known.size() < 2) return refuse("\\ at the end");
     if (known == "\\p" || known == "\\P") return property();
-    if (known == "\\s")
-      return replace(2, in_class_ ? std::string(kSpaces) : concat('[', kSpaces, ']'));
+    if (known == "\\s") return replace_by_set(2, kSpaces);
     if (known == "\\S" && !in_class_) return replace(2, concat("[^", kSpaces, ']'));
-    if (known == "\\d") {
-      return replace(2, in_class_ ? members_of("Nd") : concat('[', members_of("Nd"), ']'));
-    }
+    if (known == "\\d") return replace_by_set(2, members_of("Nd"));
     const bool letter = std::isalpha(static_cast<unsigned char>(known[1]));
     return letter && std::string_view("nrt").find(known[1]) == std::string_view::npos
                ? refuse(known)
@@ -172,7 +172,8 @@ class Translator {
     const std::string members = members_of(all.substr(3, all.size() - 4));
     const bool others = all[1] == 'P';
     if (members.empty() || (others && in_class_)) return refuse(all);
-    return replace(all.size(), in_class_ ? members : concat(others ? "[^" : "[", members, ']'));
+    if (others) return replace(all.size(), concat("[^", members, ']'));
+    return replace_by_set(all.size(), members);
   }
 
   std::string_view in_;

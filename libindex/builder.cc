@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <future>
-#include <set>
 #include <utility>
 
 #include "formats/base/hash.h"
@@ -117,10 +116,6 @@ class Builder final : public IndexBuilder {
     if (!usable_ || writer_ == nullptr) return ended();
     usable_ = false;
     SQZ_RETURN_IF_ERROR(written());
-    if (!state_added_.emplace(layer, tensor.name).second) {
-      return Refuse{"build", Code::kInvalidArgument}(
-          concat("state ", tensor.name, " of layer ", layer), "it again", "each tensor once");
-    }
     SQZ_RETURN_IF_ERROR(writer_->write_state(layer, tensor));
     --state_left_;
     usable_ = true;
@@ -401,7 +396,6 @@ class Builder final : public IndexBuilder {
   BuildReport report_;
   int64_t next_layer_ = 0, added_ = 0;  // layers
   int64_t state_left_ = 0;              // tensors
-  std::set<std::pair<int64_t, std::string>> state_added_;
   bool usable_ = true;
   std::future<Status> writing_;  // last: its end is waited for before what it reads goes
 };

@@ -69,15 +69,15 @@ def build(model: Any, tokenizer: Any, texts: Path | Sequence[Path] | Any, output
         chat = chat_format(tokenizer)
     elif chat:
         _check_chat(chat)
-    after = [after] if isinstance(after, (str, os.PathLike)) else after
-    _check_output(path, model, texts, after)
-    ids, digest = _context(model, tokenizer, texts, max_tokens, chat or None, not after)
+    given, before = _listed(texts), _listed(after)
+    _check_output(path, model, given, before)
+    ids, digest = _context(model, tokenizer, given, max_tokens, chat or None, not before)
     tokens = context_tokens(ids, description, model.config)
     device = model.device
     gpu = (device.index or 0) if device.type == "cuda" else 0
     with contextlib.ExitStack() as stack:
         show, attention = stack.enter_context(_shown("build", progress)), None
-        front = [stack.enter_context(sqz.Index(one)) for one in after]
+        front = [stack.enter_context(sqz.Index(one)) for one in before]
         made = stack.enter_context(Build(
             path, description, tokens, levels=levels, rows=rows, tokenizer_hash=digest,
             chat=chat or None, gpu=gpu, replace=overwrite, after=[one.info.context_id for one in front] or None,
@@ -186,7 +186,6 @@ def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None,
     """Token ids, and the hash of the tokenizer that made them ("" if they were given). begins: nothing is in front."""
     if max_tokens is not None and max_tokens < 1:
         raise ValueError(f"max_tokens: found {max_tokens}, expected 1 or more")
-    texts = [texts] if isinstance(texts, (str, os.PathLike)) else texts
     if not isinstance(texts, (list, tuple)) or not all(isinstance(one, (str, os.PathLike)) for one in texts):
         if chat:
             raise ValueError("chat: found it beside token ids, which are taken as they are: pass texts")
@@ -218,9 +217,14 @@ def _context(model: Any, tokenizer: Any, texts: Any, max_tokens: int | None,
     return encoded[:max_tokens], digest
 
 
+def _listed(paths: Any) -> Any:
+    """Makes a list of one path."""
+    return [paths] if isinstance(paths, (str, os.PathLike)) else paths
+
+
 def _check_output(path: str, model: Any, texts: Any = (), after: Sequence[Path] = ()) -> None:
     """Refuses an output that would replace a text, a file of the model or an index in front."""
-    named = [texts] if isinstance(texts, (str, os.PathLike)) else texts if isinstance(texts, (list, tuple)) else []
+    named = texts if isinstance(texts, (list, tuple)) else ()  # not token ids
     inputs = [one for one in (*named, *after) if isinstance(one, (str, os.PathLike))]
     folder = str(getattr(model, "name_or_path", ""))
     if os.path.isdir(folder) and not path.endswith(".sqz"):

@@ -19,18 +19,18 @@ Status check_model_folder(const std::string& path) {
                  "--local-dir FOLDER` gets one")};
 }
 
-std::vector<std::string> model_files(const std::string& path) {
-  std::vector<std::string> out;
+std::vector<std::string> with_model_files(std::vector<std::string> inputs,
+                                          const std::string& path) {
   for (const char* name : {"config.json", "generation_config.json", "tokenizer.json",
                            "tokenizer_config.json", "model.safetensors.index.json"}) {
-    out.push_back(concat(path, '/', name));
+    inputs.push_back(concat(path, '/', name));
   }
   std::error_code error;
   std::filesystem::directory_iterator it(path, error), end;
   for (; !error && it != end; it.increment(error)) {
-    if (it->path().extension() == ".safetensors") out.push_back(it->path().string());
+    if (it->path().extension() == ".safetensors") inputs.push_back(it->path().string());
   }
-  return out;
+  return inputs;
 }
 
 void warn_of_chat_template(const std::string& path) {

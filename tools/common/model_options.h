@@ -13,8 +13,8 @@ namespace sqz {
 // that does not exist; the message says that nothing is downloaded from a model hub. Does not look
 // inside the folder.
 Status check_model_folder(const std::string& path);
-// Names the files of the model folder `path` that tools read.
-std::vector<std::string> model_files(const std::string& path);
+// Adds to the inputs of a run the files of the model folder `path` that it reads.
+std::vector<std::string> with_model_files(std::vector<std::string> inputs, const std::string& path);
 // Logs a warning if the model has a chat template, because it is not applied.
 void warn_of_chat_template(const std::string& path);
 

@@ -38,7 +38,7 @@ class Answer {
  private:
   std::string take(size_t end) {
     size_t begin = std::exchange(shown_, std::max(shown_, end));
-    // What was shown may decode as U+FFFD by now, and end within one.
+    // The text that was shown may decode as U+FFFD by now, and end within one.
     while (begin < shown_ && (text_[begin] & 0xc0) == 0x80) ++begin;
     return text_.substr(begin, shown_ - begin);
   }

@@ -49,9 +49,8 @@ Status run_calibrate(const CalibrateArguments& arguments, const ToolContext& con
   SQZ_ASSIGN_OR_RETURN(
       calibration.prompts,
       encode_prompts(*tokenizer, prompts, index->metadata().model, index->metadata().tokens, chat));
-  std::vector<std::string> inputs = model_files(arguments.model);
-  inputs.insert(inputs.end(), arguments.prompts.begin(), arguments.prompts.end());
-  SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place, inputs));
+  SQZ_RETURN_IF_ERROR(check_output(output, arguments.force || in_place,
+                                   with_model_files(arguments.prompts, arguments.model)));
   SQZ_ASSIGN_OR_RETURN(
       const auto runner,
       Runner::load(arguments.model, runner_options(arguments.run_dtype, context.options)));

@@ -40,8 +40,7 @@ void add_source_options(CLI::App& app, SourceOptions& options) {
 }
 
 std::vector<std::string> named_files(const SourceOptions& options) {
-  std::vector<std::string> out = model_files(options.model);
-  out.insert(out.end(), options.texts.begin(), options.texts.end());
+  std::vector<std::string> out = with_model_files(options.texts, options.model);
   out.insert(out.end(), {options.tokens, options.chat});
   return out;
 }

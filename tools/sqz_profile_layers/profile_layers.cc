@@ -313,9 +313,8 @@ Status run_profile(const ProfileArguments& arguments, const ToolContext& context
   const ModelDescription& model = checkpoint->config().description;
   SQZ_ASSIGN_OR_RETURN(Plan plan, make_plan(arguments, model));
   SQZ_ASSIGN_OR_RETURN(const auto documents, find_documents(arguments.texts));
-  std::vector<std::string> inputs = model_files(arguments.model);
-  inputs.insert(inputs.end(), arguments.texts.begin(), arguments.texts.end());
-  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, inputs));
+  SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force,
+                                   with_model_files(arguments.texts, arguments.model)));
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
   const int64_t windows = plan.options.windows;
   SQZ_ASSIGN_OR_RETURN(const auto texts,

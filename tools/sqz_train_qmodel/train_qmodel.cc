@@ -145,8 +145,7 @@ Status run_train_qmodel(const TrainQmodelArguments& arguments, const ToolContext
   if (!arguments.test.empty()) {
     SQZ_ASSIGN_OR_RETURN(test_documents, find_documents(arguments.test));
   }
-  std::vector<std::string> inputs = model_files(arguments.model);
-  inputs.insert(inputs.end(), arguments.texts.begin(), arguments.texts.end());
+  std::vector<std::string> inputs = with_model_files(arguments.texts, arguments.model);
   inputs.insert(inputs.end(), arguments.test.begin(), arguments.test.end());
   SQZ_RETURN_IF_ERROR(check_output(arguments.output, arguments.force, inputs));
   SQZ_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(arguments.model));
